@@ -172,6 +172,10 @@ REFUSALS: dict[str, Sentence] = {
         f"{n['month']} can't be closed: this check fails: {n['check']} ({_figures_text(n['figures'])})."
     ),
     "statement_key_unusable": "{month} can't be closed: {setting} can't sign it: {problem}.",
+    "month_samples_missing": lambda n: (
+        f"{n['month']} can't be closed yet: these hosts still owe samples: {_named(n, 'hosts')}."
+        " Wait for them, or say why the month is closed without them."
+    ),
     "idle_payer_is_fixed": lambda n: (
         f"{date.fromisoformat(n['month']):%B %Y} is closed; the payer of its idle time can't be changed."
     ),

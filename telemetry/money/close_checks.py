@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import date, datetime
 from itertools import islice
 from typing import Any
@@ -12,9 +13,13 @@ from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Gpu
 from telemetry.audit.ledger_audit import audit_ledger
 from telemetry.core.charge_model import CHARGED_BUCKETS
-from telemetry.models import UNMAPPED_LINE, Charge, ChargedUntil, RollupDue
+from telemetry.models import UNMAPPED_LINE, Charge, ChargedUntil, EvidenceDue, HostHour, RollupDue
 from telemetry.money.billing_months import month_bounds
 from telemetry.money.reconciliation import reconcile_costs
+from telemetry.rollups.host_hours import hosts_by_state, hours_recorded_until
+
+# Finance may close a month without the samples that hosts still owe, if a person gives a reason.
+SAMPLES_ARRIVED = "every host has sent its samples of the month"
 
 MAX_NAMES = 20
 SHOWN_DIFFERENCES = 5
@@ -41,6 +46,9 @@ def close_checks(month: date) -> list[dict[str, Any]]:
     seconds = _gpus_with_wrong_seconds(month, start, end)
     due = RollupDue.objects.filter(bucket__gte=start, bucket__lt=end).count()
     unmapped = _names_without_cost_centre(month)
+    evidence_due = EvidenceDue.objects.filter(hour__gte=start, hour__lt=end).count()
+    recorded = hours_recorded_until()
+    samples = hosts_by_state(start, end)
     return [
         _check_result("something was charged in the month", month_lines.exists(), {}),
         _check_result(
@@ -75,6 +83,12 @@ def close_checks(month: date) -> list[dict[str, Any]]:
             },
         ),
         _check_result("every sample of the month is rolled up", due == 0, {"due": due}),
+        _check_result(
+            "the measured use of every charged line is up to date",
+            evidence_due == 0 and (recorded is None or recorded >= end),
+            {"due": evidence_due, "hours_recorded_until": recorded.isoformat() if recorded else None},
+        ),
+        _check_result(SAMPLES_ARRIVED, not samples[HostHour.State.WAITING], samples),
     ]
 
 
@@ -98,6 +112,15 @@ def _names_without_cost_centre(month: date) -> dict[str, list[str]]:
     pools = lines.filter(project=None).values_list("pool__name", flat=True)
     found = {"unmapped projects": set(projects.order_by()), "unmapped dedicated pools": set(pools.order_by())}
     return {kind: sorted(names)[:MAX_NAMES] for kind, names in found.items() if names}
+
+
+def missing_samples(checks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the hosts that still owe samples, from the results of ``close_checks``.
+
+    Each entry has the keys ``host``, ``hours`` and ``lost_seconds``.
+    """
+    samples = next(check for check in checks if check["check"] == SAMPLES_ARRIVED)
+    return list(samples["figures"][HostHour.State.WAITING])
 
 
 def _check_result(condition: str, ok: bool, figures: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from telemetry.money.charge_rows import ChargeDraft, months_not_open, write_char
 from telemetry.money.charging_inputs import GpuChargingInputs, load_charging_inputs
 from telemetry.money.evidence_locks import lock_for_new_lines
 from telemetry.money.refund_limits import RefundLimits, load_refund_limits
-from telemetry.money.usage_evidence import write_reversed_evidence
+from telemetry.money.usage_evidence import write_evidence, write_reversed_evidence
 from telemetry.rollups.due_marks import mark_rollups_past_end
 
 SETTLEMENTS_PER_RUN = 500
@@ -160,8 +160,11 @@ def settle_cost_centres(now: datetime) -> int:
     found = [(line, str(line.named)) for line in lines]
     try:
         with transaction.atomic():
+            lock_for_new_lines()
             Charge.objects.bulk_create([_reversal_of(line, set(), now) for line, _ in found])
-            Charge.objects.bulk_create([_line_with_cost_centre(line, code, now) for line, code in found])
+            instead = [_line_with_cost_centre(line, code, now) for line, code in found]
+            write_evidence(Charge.objects.bulk_create(instead), now)
+            write_reversed_evidence([line.pk for line, _ in found], now)
     except IntegrityError:
         # A concurrent run has reversed one of these lines. The next run corrects the others.
         return 0

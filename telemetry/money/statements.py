@@ -30,7 +30,7 @@ from telemetry.models import (
     StatementState,
 )
 from telemetry.money.billing_months import month_of
-from telemetry.money.close_checks import audit_check, close_checks
+from telemetry.money.close_checks import SAMPLES_ARRIVED, audit_check, close_checks, missing_samples
 from telemetry.money.reconciliation import reconcile_costs, reconciliation_in_cents
 from telemetry.money.statement_digest import DIGEST_FORMAT, digest_of, previous_month
 from telemetry.money.statement_key import StatementKeyError, sign_digest
@@ -83,11 +83,17 @@ def _open_month_totals(month: date) -> dict[str, Any]:
 
 
 @transaction.atomic
-def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "") -> Statement:
+def close_month(
+    *, month: date, closed_by: Any, now: datetime, currency: str = "", missing_samples_reason: str = ""
+) -> Statement:
     """Close a month that is over: stop charging to it, run the checks, freeze its lines and store the digest.
 
-    The digest is signed if the site has a key. Raises OperationRejected ``month_is_not_over``,
-    ``month_is_closed``, ``month_check_failed`` or ``statement_key_unusable``. Nothing changes in these cases.
+    The digest is signed if the site has a key. If hosts still owe samples of the month,
+    ``missing_samples_reason`` must say why the month is closed without them. The reason and the hosts are
+    stored with the statement.
+
+    Raises OperationRejected ``month_is_not_over``, ``month_is_closed``, ``month_check_failed``,
+    ``month_samples_missing`` or ``statement_key_unusable``. Nothing changes in these cases.
     """
     if month.day != 1:
         raise ValueError(f"month: {month} is not the first day of a month")
@@ -100,12 +106,16 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
     if not _transition(month, StatementState.OPEN, StatementState.CLOSING):
         raise OperationRejected("month_is_closed", numbers, field="month")
     found = close_checks(month)
-    if all(check["ok"] for check in found):
+    missing = missing_samples(found)
+    if not _failed_checks(found) and (not missing or missing_samples_reason):
         found.append(audit_check(month, now))
-    failed = [check for check in found if not check["ok"]]
+    failed = _failed_checks(found)
     if failed:
         numbers |= {"check": failed[0]["check"], "figures": failed[0]["figures"]}
         raise OperationRejected("month_check_failed", numbers, field="month")
+    if missing and not missing_samples_reason:
+        numbers |= {"hosts": [entry["host"] for entry in missing[:10]], "count": len(missing)}
+        raise OperationRejected("month_samples_missing", numbers, field="missing_samples_reason")
     statement = Statement.objects.get(month=month)
     frozen = open_month_lines(month, statement.idle_payer)
     StatementLine.objects.bulk_create([frozen_line_row(statement, line) for line in frozen], batch_size=2_000)
@@ -128,6 +138,8 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
         digest=digest,
         digest_format=DIGEST_FORMAT,
         previous_month=statement.previous_month,
+        missing_samples=missing,
+        missing_samples_reason=missing_samples_reason if missing else "",
         closed_at=now,
         closed_by=closed_by,
         **asdict(signed),
@@ -135,6 +147,11 @@ def close_month(*, month: date, closed_by: Any, now: datetime, currency: str = "
     assert closed, "the row is locked by this transaction"
     statement.refresh_from_db()
     return statement
+
+
+def _failed_checks(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the failed checks that no reason can excuse."""
+    return [check for check in found if not check["ok"] and check["check"] != SAMPLES_ARRIVED]
 
 
 def _transition(month: date, old: StatementState, new: StatementState, **also: Any) -> bool:

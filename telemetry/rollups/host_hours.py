@@ -45,7 +45,8 @@ FROM (
     FROM (
         SELECT each.id,
             coalesce(sum(extract(epoch FROM least(gap."end", each.hour + interval '1 hour')
-                                            - greatest(gap.start, each.hour))), 0) AS lost_seconds,
+                                            - greatest(gap.start, each.hour)))
+                     FILTER (WHERE gap.id IS NOT NULL), 0) AS lost_seconds,
             bool_or(host.removed_at IS NOT NULL
                     OR coalesce(mark.sampled_until >= each.hour + interval '1 hour', false)) AS decided
         FROM telemetry_hosthour AS each
@@ -121,7 +122,9 @@ def hosts_by_state(start: datetime, end: datetime) -> dict[str, list[dict[str, A
     Each entry has the keys ``host`` (name), ``hours`` (number of hours) and ``lost_seconds``.
     """
     rows = HostHour.objects.filter(hour__gte=start, hour__lt=end).exclude(state=HostHour.State.COMPLETE)
-    found: dict[str, list[dict[str, Any]]] = {HostHour.State.WAITING: [], HostHour.State.LOST: []}
+    found: dict[str, list[dict[str, Any]]] = {
+        str(state): [] for state in (HostHour.State.WAITING, HostHour.State.LOST)
+    }
     sums = rows.values_list("state", "host__name").annotate(Count("pk"), Sum("lost_seconds"))
     for state, name, hours, lost in sums.order_by("host__name", "host"):
         found[state].append({"host": name, "hours": hours, "lost_seconds": round(lost)})

@@ -43,7 +43,9 @@ def write_samples(unit: Unit, start: dt.datetime, count: int, *, every: int = 10
             "INSERT INTO telemetry_sample (unit_id, ts, utilisation, processes) VALUES (%s, %s, 50, 1)",
             [(unit.pk, moment) for moment in moments],
         )
-    minutes = {int(moment.timestamp()) // 60 * 60 for moment in moments}
+    seconds = [int(moment.timestamp()) for moment in moments]
+    # A sample also covers time before it.
+    minutes = {each // 60 * 60 for second in seconds for each in (second, second - 30)}
     mark_minutes_due({(unit.gpu.host_id, minute) for minute in minutes}, at(10))
 
 
@@ -85,7 +87,7 @@ def test_one_late_sample_does_not_erase_a_minute_whose_samples_were_deleted(worl
     write_samples(unit, at(9, 30, 5), 1)
     roll_up_due_buckets(at(9, 45))
     assert covered_by(60, bucket=at(9, 30)) == 60
-    assert covered_by(3600, allocation=allocation) == 60
+    assert covered_by(3600, allocation=allocation) == 90
 
 
 def test_an_hour_that_lost_half_of_its_minutes_keeps_its_covered_time(world: World) -> None:

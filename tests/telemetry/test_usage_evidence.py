@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from telemetry.money.charges import charge_all_gpus
 from telemetry.money.statement_lines import statement_lines
 from telemetry.reads.chargeback import charges_by
 from telemetry.rollups.roll_up import roll_up_due_buckets
-from tests.telemetry.rows import at, end_hold, hold, host_state, workload
+from tests.telemetry.rows import at, end_hold, hold, workload
 from tests.telemetry.test_rollups import write_rollup, write_samples
 from tests.world import World, units_of
 
@@ -32,18 +33,24 @@ def coverage(**where: Any) -> float:
     return sum(line.evidence.covered_slot_seconds for line in lines) / held
 
 
-def test_evidence_is_updated_after_its_line_was_written(rates: World) -> None:
+def test_evidence_is_updated_after_its_line_was_written(rates: World, root: Path) -> None:
     """A line is written one minute after its end, before its last minutes are rolled up."""
     unit = units_of(rates.hosts["alpha"])[0]
     hold(workload(rates, rates.vision), unit, at(9), at(10), end_code="finished")
     write_samples(unit, at(9), 264)
     roll_up_due_buckets(at(9, 44))
     charge_all_gpus(at(10, 1))
+    charged = Charge.objects.get(allocation__isnull=False).charged
+    shown = [f"| 10:01 | {coverage():.1%} | {charged:.2f} |"]
     assert coverage() == pytest.approx(2580 / 3600)
     write_samples(unit, at(9, 44), 97)
     roll_up_due_buckets(at(10, 5))
     charge_all_gpus(at(10, 6))
     assert coverage() == pytest.approx(1)
+    shown += [f"| 10:06 | {coverage():.1%} | {Charge.objects.get(allocation__isnull=False).charged:.2f} |"]
+    table = (root / "docs" / "money.md").read_text().partition("<!-- evidence")[2].partition("<!-- /evid")[0]
+    documented = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert documented == [row.replace("%", " %") for row in shown]
     evidence = ChargeEvidence.objects.get()
     assert evidence.used_slot_seconds == pytest.approx(840 * 3600 / 2)
     assert not EvidenceDue.objects.exists()
@@ -135,9 +142,11 @@ def closed_march(rates: World) -> World:
     unit = units_of(rates.hosts["alpha"])[0]
     hold(workload(rates, rates.vision), unit, at(9), at(10), end_code="finished")
     write_samples(unit, at(9), 181)
-    roll_up_due_buckets(at(10, 5))
+    roll_up_due_buckets(AFTER)
     charge_all_gpus(AFTER)
-    statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
+    statements.close_month(
+        month=MARCH, closed_by=rates.finance, now=AFTER, missing_samples_reason="no agent runs"
+    )
     return rates
 
 
@@ -172,9 +181,11 @@ def test_a_correction_of_a_closed_month_takes_back_the_frozen_evidence(rates: Wo
     unit = units_of(rates.hosts["alpha"])[0]
     allocation = hold(workload(rates, rates.vision), unit, at(9))
     write_samples(unit, at(9), 181)
-    roll_up_due_buckets(at(10, 5))
+    roll_up_due_buckets(AFTER)
     charge_all_gpus(AFTER)
-    statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
+    statements.close_month(
+        month=MARCH, closed_by=rates.finance, now=AFTER, missing_samples_reason="no agent runs"
+    )
     frozen = ChargeEvidence.objects.get(charge__start=at(9))
     end_hold(allocation, at(10), "finished")
     charge_all_gpus(AFTER + timedelta(hours=1))

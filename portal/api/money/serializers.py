@@ -7,7 +7,7 @@ from rest_framework import serializers
 
 from portal import policy
 from portal.api.base.fields import ResponseSerializer, slug_field
-from portal.api.base.serializers import PageQuery, StrictSerializer
+from portal.api.base.serializers import PageQuery, StrictSerializer, Why
 from portal.reads.money.charge_line import ChargeLineDetail
 from portal.reads.money.charge_scope import SCOPE_KINDS
 from portal.services.money.budgets import BUDGET_ACTIONS, BUDGET_MEASURES, BUDGET_PERIODS
@@ -165,6 +165,16 @@ class ChargePage(ResponseSerializer):
     scope = ChargeScopeShape()
 
 
+class CloseStatementWish(Why):
+    missing_samples_reason = serializers.CharField(
+        max_length=1000,
+        required=False,
+        allow_blank=True,
+        default="",
+        help_text="why the month is closed although hosts still owe samples; stored with the statement",
+    )
+
+
 class StatementShape(ResponseSerializer):
     month = serializers.DateField()
     state = serializers.ChoiceField(choices=["open", "closing", "closed"])
@@ -179,6 +189,10 @@ class StatementShape(ResponseSerializer):
     key_fingerprint = serializers.CharField(
         help_text="SHA-256 of the public key; empty: closed without a key"
     )
+    missing_samples = serializers.JSONField(
+        help_text="the hosts that still owed samples at the close, each with its number of hours"
+    )
+    missing_samples_reason = serializers.CharField(help_text="why the month was closed without them")
     closed_at = serializers.DateTimeField(allow_null=True)
     closed_by = serializers.CharField(source="closed_by.username", allow_null=True, default=None)
 

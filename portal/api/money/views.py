@@ -14,7 +14,7 @@ from portal import policy
 from portal.api.base import lookups
 from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.schema import page_schema
-from portal.api.base.serializers import PageQuery, Why
+from portal.api.base.serializers import PageQuery
 from portal.api.base.views import ApiView
 from portal.api.money import serializers as shapes
 from portal.errors import Invalid
@@ -141,10 +141,12 @@ class StatementDetailView(ApiView):
 
 
 class CloseStatementView(ApiView):
-    @extend_schema(operation_id="statements_close", request=Why, responses=shapes.StatementShape)
+    @extend_schema(
+        operation_id="statements_close", request=shapes.CloseStatementWish, responses=shapes.StatementShape
+    )
     def post(self, request: Request, month: str) -> Response:
         """Check a past month and close it. Its charges never change afterwards."""
-        given = self.validated_body(Why)
+        given = self.validated_body(shapes.CloseStatementWish)
         return self.object_response(
             months.close_month(**self.service_context, month=month_or_404(month), **given),
             shapes.StatementShape,

@@ -22,20 +22,35 @@ from telemetry.money.billing_months import month_of
 IDLE_PAYERS = ("operator", "guarantee", "use")
 
 
-def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: str = "web") -> Statement:
+def close_month(
+    *,
+    actor: User,
+    month: date,
+    now: datetime,
+    why: str = "",
+    missing_samples_reason: str = "",
+    via: str = "web",
+) -> Statement:
     """Close a past month: run its checks and write its statement. The statement never changes afterwards.
 
-    Raises Invalid, NotAllowed. Raises OperationRejected if the month is closed, or if a check fails. The
-    error names the failed check.
+    If hosts still owe samples of the month, ``missing_samples_reason`` says why it is closed without them.
+
+    Raises Invalid, NotAllowed. Raises OperationRejected if the month is closed, if a check fails, or if hosts
+    still owe samples and no reason is given. The error names the failed check or the hosts.
     """
     policy.require(actor, "statement.close")
     checks = InputChecks()
     month = _ended_month(checks, month, now)
     why = checks.text("why", why, least=0, most=1000, lines=True)
+    reason = checks.text("missing_samples_reason", missing_samples_reason, least=0, most=1000, lines=True)
     checks.done()
     with transaction.atomic():
         statement = statements.close_month(
-            month=month, closed_by=actor, now=now, currency=organisation_currency()
+            month=month,
+            closed_by=actor,
+            now=now,
+            currency=organisation_currency(),
+            missing_samples_reason=reason,
         )
         audit.record(
             actor=actor,
@@ -44,7 +59,15 @@ def close_month(*, actor: User, month: date, now: datetime, why: str = "", via: 
             verb="close_month",
             target=statement,
             why=why,
-            after=audit.audited_fields(statement, "month", "state", "digest", "totals"),
+            after=audit.audited_fields(
+                statement,
+                "month",
+                "state",
+                "digest",
+                "totals",
+                "missing_samples",
+                "missing_samples_reason",
+            ),
         )
     return statement
 

@@ -17,11 +17,17 @@ from portal.web.page.service_form import ServiceForm
 from portal.wording.pages import money_pages
 from telemetry.money import statements
 from telemetry.money.billing_months import month_of
-from telemetry.money.close_checks import close_checks
+from telemetry.money.close_checks import close_checks, missing_samples
 
 
 class CloseMonthForm(ServiceForm):
     why = forms.CharField(label="Note", required=False, max_length=1000, help_text="Stored in the audit log.")
+    missing_samples_reason = forms.CharField(
+        label="Why close without the missing samples",
+        required=False,
+        max_length=1000,
+        help_text="Stored with the statement, with your name and the hosts.",
+    )
 
 
 @sign_in_required
@@ -33,7 +39,12 @@ def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
     form = CloseMonthForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         closed = form.carry_out(
-            months.close_month, actor=user, month=first_day, why=form.cleaned_data["why"], now=now
+            months.close_month,
+            actor=user,
+            month=first_day,
+            why=form.cleaned_data["why"],
+            missing_samples_reason=form.cleaned_data["missing_samples_reason"],
+            now=now,
         )
         if closed is not None:
             messages.success(
@@ -42,9 +53,11 @@ def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
             )
             return redirect(f"/chargeback/?month={first_day:%Y-%m}")
     statement = reads.statement_of(first_day)
+    checks = close_checks(first_day)
     context = {
         "month": first_day,
-        "checks": close_checks(first_day),
+        "checks": checks,
+        "missing_samples": missing_samples(checks),
         "totals": statements.statement_totals(first_day),
         "closed": statement is not None and statement.state == "closed",
         "over": first_day < month_of(now),

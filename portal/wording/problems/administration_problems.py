@@ -4,6 +4,9 @@ from __future__ import annotations
 
 FIELD_IS_FIXED = "{field} can't be changed; allowed: {allowed}."
 REPAIR_FIELD_UNKNOWN = "{field} is not known; allowed: {allowed}."
+MINUTES_SHORTER_THAN_SAMPLES = (
+    "minute_days is {given}; allowed: {least} or more, because samples are kept for {sample_days} days."
+)
 NOTHING_TO_CHANGE = "nothing to change is given; allowed: one or more of {allowed}."
 HEALTH_RULE_UNKNOWN = "code is {code}; allowed: {allowed}."
 MAINTENANCE_LENGTH = "end is {end}; allowed: after the start and within {days} days of it."

@@ -35,7 +35,7 @@ CREATE TRIGGER evidence_of_closed_months_is_kept AFTER DELETE ON telemetry_charg
 
 
 class Migration(migrations.Migration):
-    dependencies = [("telemetry", "0005_usage_evidence_and_host_hours")]
+    dependencies = [("telemetry", "0006_usage_evidence_and_host_hours")]
 
     operations = [
         migrations.RemoveField("Charge", "used_slot_seconds"),

@@ -30,7 +30,7 @@ UPDATE telemetry_retention SET minute_days = sample_days + 1 WHERE minute_days <
 
 
 class Migration(migrations.Migration):
-    dependencies = [("scheduler", "0030_removed_rows"), ("telemetry", "0004_budget_periods_and_forecasts")]
+    dependencies = [("scheduler", "0030_removed_rows"), ("telemetry", "0005_statement_digests")]
 
     operations = [
         table(

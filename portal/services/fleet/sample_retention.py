@@ -1,0 +1,53 @@
+"""Set how long samples and minute rollups are kept."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db import transaction
+
+from portal.input_checks import InputChecks
+from portal.services import audit
+from portal.wording.problems import administration_problems
+from telemetry.models import Retention
+
+MIN_DAYS = 2
+MAX_DAYS = 3650
+
+
+def set_sample_retention(
+    *, sample_days: int, minute_days: int, now: datetime, via: str = "program"
+) -> Retention:
+    """Set the retention of samples and of minute rollups in days, and write an audit record.
+
+    Minutes are kept at least a day longer than samples, because a late sample is added to its minute and the
+    hour is merged from all its minutes. No permission is checked, because only people who may run commands on
+    the server can call this function. Raises Invalid.
+    """
+    checks = InputChecks()
+    sample_days = checks.count("sample_days", sample_days, MIN_DAYS, MAX_DAYS - 1)
+    minute_days = checks.count("minute_days", minute_days, MIN_DAYS + 1, MAX_DAYS)
+    if not checks.problems and minute_days <= sample_days:
+        checks.note(
+            "minute_days",
+            minute_days,
+            administration_problems.MINUTES_SHORTER_THAN_SAMPLES.format(
+                given=minute_days, least=sample_days + 1, sample_days=sample_days
+            ),
+        )
+    checks.done()
+    with transaction.atomic():
+        retention = Retention.objects.get_or_create(pk=1)[0]
+        before = audit.audited_fields(retention, "sample_days", "minute_days")
+        retention.sample_days, retention.minute_days = sample_days, minute_days
+        retention.save(update_fields=["sample_days", "minute_days"])
+        audit.record(
+            actor=None,
+            via=via,
+            now=now,
+            verb="set_sample_retention",
+            target=retention,
+            before=before,
+            after=audit.audited_fields(retention, "sample_days", "minute_days"),
+        )
+    return retention
