@@ -42,7 +42,7 @@ def mark_new_rollup(allocation: Allocation) -> None:
 
 
 def run_update_while_lines_are_written(allocation: Allocation) -> list[object]:
-    """Write the lines from older rollups. The rollup changes and its evidence is updated before the commit."""
+    """Write lines from old rollups. The rollup changes and evidence is updated before the commit."""
     written = threading.Event()
 
     def write_lines() -> None:
