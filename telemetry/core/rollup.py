@@ -192,11 +192,12 @@ def _limit_coverage(use: UsageSums, seconds: float) -> UsageSums:
     if use.covered_seconds <= seconds:
         return use
     share = seconds / use.covered_seconds
-    values = {name: getattr(use, name) for name in SUM_FIELDS if name not in ("held_seconds", "samples")}
-    scaled = {name: None if value is None else value * share for name, value in values.items()}
-    if use.energy_mj is not None:
-        scaled["energy_mj"] = round(use.energy_mj * share)
-    return replace(use, **scaled)
+    scaled = replace(use)
+    for name in SUM_FIELDS:
+        value = getattr(use, name)
+        if name not in ("held_seconds", "samples") and value is not None:
+            setattr(scaled, name, round(value * share) if name == "energy_mj" else value * share)
+    return scaled
 
 
 def _holder_at(held: Sequence[UnitHold], moment: float) -> int | None:

@@ -71,7 +71,7 @@ def _skipped_ranges(hosts: set[int]) -> dict[int, list[tuple[int, int]]]:
     if hosts:
         gaps = SampleGap.objects.filter(host__in=hosts, cause=SampleGap.Cause.SKIPPED)
         for host, low, high in gaps.values_list("host_id", "first_sequence", "last_sequence"):
-            ranges[host].append((low, high))
+            ranges[host].append((low or 0, high or 0))
     return ranges
 
 
@@ -239,8 +239,8 @@ def _fill_gap(batch: DecodedBatch) -> None:
         return
     first_sample, last_sample = _sample_span(batch)
     parts = (
-        (gap.first_sequence, batch.sequence - 1, gap.start, first_sample or gap.end),
-        (batch.sequence + 1, gap.last_sequence, last_sample or gap.start, gap.end),
+        (gap.first_sequence or 0, batch.sequence - 1, gap.start, first_sample or gap.end),
+        (batch.sequence + 1, gap.last_sequence or 0, last_sample or gap.start, gap.end),
     )
     gap.delete()
     SampleGap.objects.bulk_create(

@@ -7,15 +7,14 @@ from django.db import migrations
 GUARDS = """
 CREATE FUNCTION telemetry_refuse_evidence_of_closed_month() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
+    months date[];
     refused date;
 BEGIN
-    SELECT locked.month INTO refused FROM (
-        SELECT month, state FROM telemetry_statement
-        WHERE month IN (
-            SELECT DISTINCT charge.month FROM changed JOIN telemetry_charge AS charge ON charge.id = changed.charge_id
-        )
-        FOR SHARE
-    ) AS locked WHERE locked.state <> 'open' LIMIT 1;
+    SELECT array_agg(DISTINCT charge.month) INTO months
+    FROM changed JOIN telemetry_charge AS charge ON charge.id = changed.charge_id;
+    -- The states are read in a statement of its own: it sees a close for which the lock has waited.
+    PERFORM 1 FROM telemetry_statement WHERE month = ANY(months) ORDER BY month FOR SHARE;
+    SELECT month INTO refused FROM telemetry_statement WHERE month = ANY(months) AND state <> 'open' LIMIT 1;
     IF refused IS NOT NULL THEN
         RAISE EXCEPTION 'evidence of %: the month is not open, nothing changes its evidence', refused
             USING ERRCODE = 'restrict_violation';

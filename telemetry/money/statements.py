@@ -97,7 +97,7 @@ def close_month(
     """
     if month.day != 1:
         raise ValueError(f"month: {month} is not the first day of a month")
-    numbers = {"month": f"{month:%Y-%m}"}
+    numbers: dict[str, Any] = {"month": f"{month:%Y-%m}"}
     if month >= month_of(now):
         raise OperationRejected("month_is_not_over", numbers, field="month")
     get_or_create_statement(month)

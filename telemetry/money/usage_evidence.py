@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db import connection, transaction
@@ -21,14 +21,15 @@ from telemetry.money.evidence_locks import lock_for_update, lock_open_months
 
 HOURS_PER_TRANSACTION = 500
 HOURS_PER_RUN = 5_000
-LONGEST_LINE = timedelta(hours=26)  # lines are cut at midnight, and a local day may have 25 hours
 
+# Lines are cut at midnight, and a local day may have 25 hours: no line is longer than 26 hours.
 _LINES_OF_DUE_HOURS_SQL = """
 SELECT DISTINCT line.id, line.allocation_id, line.start, line."end", line.slots, line.month
 FROM unnest(%s::bigint[], %s::timestamptz[]) AS due (host_id, hour)
 JOIN scheduler_gpu AS gpu ON gpu.host_id = due.host_id
 JOIN telemetry_charge AS line ON line.gpu_id = gpu.id
-    AND line.start < due.hour + interval '1 hour' AND line."end" > due.hour AND line.start > due.hour - %s
+    AND line.start < due.hour + interval '1 hour' AND line."end" > due.hour
+    AND line.start > due.hour - interval '26 hours'
 WHERE line.allocation_id IS NOT NULL AND NOT line.reversal
 """
 _STORE_SQL = """
@@ -111,7 +112,7 @@ def _update_lines_of(marks: Sequence[tuple[int, datetime]], now: datetime) -> in
     with connection.cursor() as cursor:
         cursor.execute(
             _LINES_OF_DUE_HOURS_SQL,
-            [[host for host, _ in marks], [hour for _, hour in marks], LONGEST_LINE],
+            [[host for host, _ in marks], [hour for _, hour in marks]],
         )
         rows = cursor.fetchall()
     open_months = lock_open_months({row[-1] for row in rows})

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from telemetry.models import Charge, Rollup
+from telemetry.models import Charge, ChargeEvidence, Rollup
 
 MEASURES = ("held_seconds", "covered_seconds", "utilisation_seconds", "utilisation_max", "energy_mj")
 
@@ -37,8 +37,8 @@ class HourOfUse:
 class LineUsage:
     """The measured use of a charge line.
 
-    ``coverage`` is the measured part of its time, and ``utilisation`` the mean utilisation of this part, as
-    stored with the line. ``hours`` come from the rollups. If ``whole_hours`` is True, minutes are no longer
+    ``coverage`` is the measured part of its time, and ``utilisation`` the mean utilisation of this part, by
+    its usage evidence. ``hours`` come from the rollups. If ``whole_hours`` is True, minutes are no longer
     stored, and the first and the last hour include time of the same run outside the line.
     """
 
@@ -49,7 +49,7 @@ class LineUsage:
 
 
 def line_usage(line: Charge) -> LineUsage | None:
-    """Return the use of a line; None if no allocation held the GPU. Runs at most two queries."""
+    """Return the use of a line; None if no allocation held the GPU. Runs at most three queries."""
     if line.allocation_id is None:
         return None
     rows = Rollup.objects.filter(allocation=line.allocation_id).order_by("bucket")
@@ -66,7 +66,8 @@ def line_usage(line: Charge) -> LineUsage | None:
 
 def _stored_evidence(line: Charge) -> tuple[float | None, float | None]:
     """Return the used and the covered slot-seconds of a line. Both are negative for a reversal."""
-    return line.used_slot_seconds, line.covered_slot_seconds
+    evidence = ChargeEvidence.objects.filter(charge=line)
+    return evidence.values_list("used_slot_seconds", "covered_slot_seconds").first() or (None, None)
 
 
 def _overlapping(rows: QuerySet[Rollup], resolution: int, line: Charge) -> list[dict[str, Any]]:
