@@ -105,17 +105,8 @@ def close_month(
     # month.
     if not _transition(month, StatementState.OPEN, StatementState.CLOSING):
         raise OperationRejected("month_is_closed", numbers, field="month")
-    found = close_checks(month)
+    found = _passed_checks(month, now, missing_samples_reason)
     missing = missing_samples(found)
-    if not _failed_checks(found) and (not missing or missing_samples_reason):
-        found.append(audit_check(month, now))
-    failed = _failed_checks(found)
-    if failed:
-        numbers |= {"check": failed[0]["check"], "figures": failed[0]["figures"]}
-        raise OperationRejected("month_check_failed", numbers, field="month")
-    if missing and not missing_samples_reason:
-        numbers |= {"hosts": [entry["host"] for entry in missing[:10]], "count": len(missing)}
-        raise OperationRejected("month_samples_missing", numbers, field="missing_samples_reason")
     statement = Statement.objects.get(month=month)
     frozen = open_month_lines(month, statement.idle_payer)
     StatementLine.objects.bulk_create([frozen_line_row(statement, line) for line in frozen], batch_size=2_000)
@@ -147,6 +138,26 @@ def close_month(
     assert closed, "the row is locked by this transaction"
     statement.refresh_from_db()
     return statement
+
+
+def _passed_checks(month: date, now: datetime, missing_samples_reason: str) -> list[dict[str, Any]]:
+    """Run the checks of a close and return their results.
+
+    Raises OperationRejected for the first failed check. Missing samples are excused by a reason.
+    """
+    found = close_checks(month)
+    missing = missing_samples(found)
+    if not _failed_checks(found) and (not missing or missing_samples_reason):
+        found.append(audit_check(month, now))
+    failed = _failed_checks(found)
+    numbers: dict[str, Any] = {"month": f"{month:%Y-%m}"}
+    if failed:
+        numbers |= {"check": failed[0]["check"], "figures": failed[0]["figures"]}
+        raise OperationRejected("month_check_failed", numbers, field="month")
+    if missing and not missing_samples_reason:
+        numbers |= {"hosts": [entry["host"] for entry in missing[:10]], "count": len(missing)}
+        raise OperationRejected("month_samples_missing", numbers, field="missing_samples_reason")
+    return found
 
 
 def _failed_checks(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
