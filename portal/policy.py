@@ -30,7 +30,7 @@ from scheduler.models import (
     Volume,
     Workload,
 )
-from telemetry.models import Budget, Charge, Statement
+from telemetry.models import Budget, Charge, ChargeCell, Statement
 
 Viewer = User | AnonymousUser
 
@@ -439,6 +439,20 @@ def visible_charges(user: Viewer) -> QuerySet[Charge]:
     if not _active(user):
         return Charge.objects.none()
     return Charge.objects.filter(Q(user_id=user.pk) | Q(team__in=my_team_ids(user, Membership.Role.LEAD)))
+
+
+def visible_cells(user: Viewer) -> QuerySet[ChargeCell] | None:
+    """Return the sums of the charges that ``visible_charges`` contains; None for users who see all charges.
+
+    None lets a query read statement lines, which are far fewer than cells.
+    """
+    if sees_all_charges(user):
+        return None
+    if not _active(user):
+        return ChargeCell.objects.none()
+    return ChargeCell.objects.filter(
+        Q(user_id=user.pk) | Q(line__team__in=my_team_ids(user, Membership.Role.LEAD))
+    )
 
 
 def visible_statements(user: Viewer) -> QuerySet[Statement]:

@@ -14,7 +14,7 @@ from django.db.models.functions import TruncDate
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.core.amounts import ZERO
 from telemetry.core.charge_model import CHARGED_BUCKETS
-from telemetry.models import Budget, BudgetMeasure, Charge
+from telemetry.models import Budget, BudgetMeasure, Charge, StatementLine
 
 DailySpend = dict[date, float]
 
@@ -36,13 +36,15 @@ def scope_of(budget: Budget) -> SpendScope:
 def period_spend(scope: SpendScope, measure: str, start: date, end: date) -> Decimal:
     """Return the charged money or GPU-hours on the statements of the months in ``[start, end)``.
 
-    ``measure`` is a value of BudgetMeasure.
+    Money is the amount on the statements: with corrections of earlier months and shares of idle time.
+    GPU-hours do not include corrections of months before ``start``. ``measure`` is a value of BudgetMeasure.
     """
-    lines = Charge.objects.filter(month__gte=start, month__lt=end, bucket__in=CHARGED_BUCKETS)
+    lines = StatementLine.objects.filter(statement__month__gte=start, statement__month__lt=end)
     lines = lines.filter(_scope_filter([scope]))
-    if measure == BudgetMeasure.GPU_HOURS:
-        return Decimal(lines.aggregate(total=Sum("slot_seconds"))["total"] or 0) / SLOT_SECONDS_PER_GPU_HOUR
-    return lines.aggregate(total=Sum("charged"))["total"] or ZERO
+    if measure == BudgetMeasure.MONEY:
+        return lines.aggregate(total=Sum("charged_cents"))["total"] or ZERO
+    own = lines.filter(Q(corrected_month=None) | Q(corrected_month__gte=start), bucket__in=CHARGED_BUCKETS)
+    return Decimal(own.aggregate(total=Sum("slot_seconds"))["total"] or 0) / SLOT_SECONDS_PER_GPU_HOUR
 
 
 def daily_spend(

@@ -98,19 +98,6 @@ def round_parts(
     return [floor + step if index in raised else floor for index, floor in enumerate(floors)]
 
 
-def round_parts_to_total(amounts: Sequence[Decimal], total: Decimal, step: Decimal = CENT) -> list[Decimal]:
-    """Round ``amounts`` like ``round_parts``, then adjust one result so that the results sum to ``total``.
-
-    ``total`` is a multiple of ``step`` close to the sum of ``amounts``. The result of the amount with the
-    largest absolute value is adjusted, because the difference is least visible there. Of equal amounts, the
-    first is adjusted. ``amounts`` must not be empty.
-    """
-    parts = round_parts(amounts, step)
-    largest = max(range(len(amounts)), key=lambda index: (abs(amounts[index]), -index))
-    parts[largest] += total - sum(parts, ZERO)
-    return parts
-
-
 def _floor(amount: Decimal, step: Decimal) -> Decimal:
     return _EXACT.multiply(
         _EXACT.divide(amount, step).to_integral_value(rounding="ROUND_FLOOR"), step

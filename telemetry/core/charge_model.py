@@ -40,6 +40,8 @@ class ChargeBucket(StrEnum):
 
 
 CHARGED_BUCKETS = frozenset({ChargeBucket.USED, ChargeBucket.RESERVED_UNUSED})
+# Buckets of time that a workload held.
+HELD_BUCKETS = frozenset({ChargeBucket.USED, ChargeBucket.PREEMPTED, ChargeBucket.HARDWARE_LOST})
 
 
 class GpuCondition(StrEnum):

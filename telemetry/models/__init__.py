@@ -35,6 +35,7 @@ from telemetry.models.samples import (
 )
 from telemetry.models.statements import (
     STATEMENT_TRANSITIONS,
+    ChargeCell,
     IdlePayer,
     Statement,
     StatementLine,
@@ -51,6 +52,7 @@ __all__ = [
     "BudgetPeriod",
     "Charge",
     "ChargeBucketChoices",
+    "ChargeCell",
     "ChargeEvidence",
     "ChargedUntil",
     "CostCentre",

@@ -71,6 +71,10 @@ class Charge(models.Model):
     )
     corrects = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="corrections")
     reversal = models.BooleanField(default=False, help_text="reverses the line that it corrects")
+    cause_code = models.CharField(
+        max_length=40, default="", help_text="late fact that caused the correction; empty: no correction"
+    )
+    cause_numbers = models.JSONField(default=dict, help_text="values for the sentence of cause_code")
     simulated = models.BooleanField(default=False)
     created_at = models.DateTimeField()
 
@@ -92,6 +96,8 @@ class Charge(models.Model):
             models.Index(fields=["team", "start"]),
             models.Index(fields=["allocation"]),
             models.Index(fields=["month"], condition=UNMAPPED_LINE, name="charges_without_cost_centre"),
+            models.Index(fields=["month"], condition=Q(corrects__isnull=False), name="correcting_charges"),
+            models.Index(fields=["month"], condition=Q(simulated=True), name="simulated_charges"),
         ]
 
 

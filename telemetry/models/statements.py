@@ -1,9 +1,11 @@
-"""Define monthly statements and their frozen lines."""
+"""Define monthly statements, their lines, and the cells of the lines."""
 
 from __future__ import annotations
 
 from django.conf import settings
 from django.db import models
+
+from scheduler.models import Pool, Project, Team, Workload
 
 
 class StatementState(models.TextChoices):
@@ -64,26 +66,126 @@ class Statement(models.Model):
     )
 
 
-class StatementLine(models.Model):
-    """A frozen line of a closed month: one pool, cost centre, project, workload type, model and bucket."""
+class LedgerSums(models.Model):
+    """The sums of charge lines, and the cents that pages, files and API answers show.
+
+    ``slot_seconds``, ``cost`` and ``charged`` are written in the transaction that writes the charge lines.
+    The columns of cents and the measured use of a line are written by ``assign_due_cents``.
+    """
+
+    slot_seconds = models.BigIntegerField(default=0)
+    cost = models.DecimalField(max_digits=18, decimal_places=6, default=0)
+    charged = models.DecimalField(max_digits=18, decimal_places=6, default=0)
+    covered_slot_seconds = models.FloatField(null=True, help_text="held time with samples; empty: not held")
+    used_slot_seconds = models.FloatField(null=True, help_text="utilisation x held time; empty: unknown")
+    cost_cents = models.DecimalField(
+        max_digits=14, decimal_places=2, default=0, help_text="cost, a part of the rounded total of the month"
+    )
+    charged_cents = models.DecimalField(
+        max_digits=14, decimal_places=2, default=0, help_text="charge, a part of the rounded total"
+    )
+    used_cents = models.DecimalField(
+        max_digits=14, decimal_places=2, default=0, help_text="charge of measured use"
+    )
+    idle_cents = models.DecimalField(
+        max_digits=14, decimal_places=2, default=0, help_text="charge of measured time without use"
+    )
+
+    class Meta:
+        abstract = True
+
+
+class StatementLine(LedgerSums):
+    """One line of a month's statement: all charge lines with the same pool, payer, work, model and bucket.
+
+    The line of an open month changes with each charge. Its names are read by id. The close of the month
+    copies the names and writes ``gpu_hours`` and the shares. A trigger rejects every change after the close.
+
+    Corrections of a closed month are lines of their own, with the month that they correct. Months that were
+    closed by version 0.1 are grouped by name. In these months an id is empty if a line has several ids.
+    """
 
     statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="lines")
-    pool_name = models.CharField(max_length=80)
+    pool = models.ForeignKey(Pool, null=True, on_delete=models.PROTECT, related_name="+")
+    team = models.ForeignKey(Team, null=True, on_delete=models.PROTECT, related_name="+")
+    project = models.ForeignKey(Project, null=True, on_delete=models.PROTECT, related_name="+")
     cost_centre = models.CharField(max_length=40)
-    team_name = models.CharField(max_length=80)
-    project_name = models.CharField(max_length=80)
     workload_type = models.CharField(max_length=12)
     model = models.CharField(max_length=60)
     bucket = models.CharField(max_length=16)
-    gpu_hours = models.DecimalField(max_digits=18, decimal_places=6)
+    corrected_month = models.DateField(
+        null=True, help_text="first day of the closed month that the charges correct; empty: none"
+    )
+    idle_share = models.BooleanField(
+        default=False, help_text="a team's part of the idle time of the pool; not made from charge lines"
+    )
+    shared_out = models.BooleanField(
+        default=False, help_text="idle time that teams pay in lines of their own; this line shows no amount"
+    )
+    due = models.BooleanField(default=False, help_text="its sums changed after cents were assigned")
+    pool_name = models.CharField(max_length=80, default="", help_text="name at the close")
+    team_name = models.CharField(max_length=80, default="", help_text="name at the close")
+    project_name = models.CharField(max_length=80, default="", help_text="name at the close")
+    gpu_hours = models.DecimalField(max_digits=18, decimal_places=6, null=True, help_text="set at the close")
     covered_share = models.FloatField(
         null=True, help_text="part of its time covered by samples; empty: none was expected"
     )
     used_share = models.FloatField(null=True, help_text="mean utilisation where measured")
-    amount = models.DecimalField(
-        max_digits=14, decimal_places=2, help_text="amount, rounded so that the lines sum to the total"
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=[
+                    "statement",
+                    "pool",
+                    "cost_centre",
+                    "team",
+                    "project",
+                    "workload_type",
+                    "model",
+                    "bucket",
+                    "corrected_month",
+                    "idle_share",
+                ],
+                # A month that version 0.1 closed may have two lines with the same ids and different names.
+                condition=models.Q(gpu_hours=None),
+                name="one_statement_line_per_payer_and_work",
+                nulls_distinct=False,
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["statement"], condition=models.Q(due=True), name="statement_lines_without_cents"
+            ),
+        ]
+
+
+class ChargeCell(LedgerSums):
+    """The part of a statement line that one person, workload and day caused.
+
+    A figure for people, workloads or days is a sum of cells. The cents of the cells of a line sum to the
+    cents of the line. The day (UTC) is the day of the use, also in a correction.
+    """
+
+    line = models.ForeignKey(StatementLine, on_delete=models.CASCADE, related_name="cells", db_index=False)
+    statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="+", db_index=False)
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+", db_index=False
     )
-    cost = models.DecimalField(max_digits=14, decimal_places=2)
+    workload = models.ForeignKey(Workload, null=True, on_delete=models.PROTECT, related_name="charge_cells")
+    day = models.DateField()
+    user_name = models.CharField(max_length=150, default="", help_text="name when first charged")
+    workload_name = models.CharField(max_length=80, default="", help_text="name when first charged")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["line", "user", "workload", "day"],
+                name="one_charge_cell_per_line_person_workload_and_day",
+                nulls_distinct=False,
+            ),
+        ]
+        indexes = [models.Index(fields=["user", "statement"], name="charge_cells_of_a_person")]
 
 
 STATEMENT_TRANSITIONS: dict[str, frozenset[str]] = {

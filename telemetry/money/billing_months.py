@@ -10,6 +10,15 @@ def month_of(moment: datetime) -> date:
     return moment.astimezone(UTC).date().replace(day=1)
 
 
+def corrected_month(month: date, start: datetime) -> date | None:
+    """Return the closed month that a charge line corrects; None if the line is of its statement's own month.
+
+    ``month`` is the month of the line's statement, and ``start`` is the start of the charged time.
+    """
+    own = month_of(start)
+    return None if own == month else own
+
+
 def next_month(month: date) -> date:
     """Return the first day of the following month."""
     return (month.replace(day=1) + timedelta(days=32)).replace(day=1)

@@ -16,12 +16,14 @@ from django.db.models import Q
 from scheduler.models import Allocation, Project, Reservation, Team
 from telemetry.core.charge_model import ChargePiece
 from telemetry.core.charge_pieces import charge_pieces, price_pieces
+from telemetry.ledger.locks import lock_ledger
+from telemetry.ledger.sums import add_to_sums
 from telemetry.models import Charge, ChargeBucketChoices, CostCentre, Statement, StatementState
 from telemetry.money.billing_months import month_of
 from telemetry.money.charging_inputs import GpuChargingInputs
 from telemetry.money.evidence_locks import lock_for_new_lines
 from telemetry.money.statements import create_missing_statements
-from telemetry.money.usage_evidence import write_evidence
+from telemetry.money.usage_evidence import write_evidence, write_reversed_evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,27 @@ def draft_charges(gpu: GpuChargingInputs, start: datetime, end: datetime) -> Ite
 
 
 def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
-    """Insert the drafts as Charge rows with their usage evidence, and return the rows.
+    """Insert the drafts as Charge rows with their usage evidence, and return the rows."""
+    return insert_charges(charge_rows(lines, now), now)
+
+
+def insert_charges(rows: Sequence[Charge], now: datetime) -> list[Charge]:
+    """Insert Charge rows with their usage evidence, and add them to the sums of statement lines and cells.
+
+    The caller holds ``lock_for_new_lines`` and has created the statements of the rows. Returns the rows.
+    """
+    if not rows:
+        return []
+    lock_ledger()
+    made = Charge.objects.bulk_create(rows, batch_size=2000)
+    write_evidence([row for row in made if not row.reversal], now)
+    write_reversed_evidence([row.corrects_id for row in made if row.reversal and row.corrects_id], now)
+    add_to_sums([row.pk for row in made])
+    return made
+
+
+def charge_rows(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
+    """Return the drafts as unsaved Charge rows. Creates the statements of their months.
 
     A row gets the month in which its piece starts. If that month is closing or closed, the row gets the month
     of ``now``. The database accepts such a row only if it corrects another row.
@@ -78,9 +100,7 @@ def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
         )
         names.fill_in(row, line)
         rows.append(row)
-    written = Charge.objects.bulk_create(rows, batch_size=2000)
-    write_evidence(written, now)
-    return written
+    return rows
 
 
 def months_not_open(months: Iterable[date]) -> set[date]:

@@ -25,6 +25,7 @@ from telemetry.models import (
 from telemetry.money.charge_rows import draft_charges, write_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, last_change_in, load_charging_inputs
 from telemetry.money.settlement import settle_allocations, settle_cost_centres, settle_state_changes
+from telemetry.money.shared_idle import assign_due_cents
 from telemetry.money.usage_evidence import update_due_evidence
 
 # Time is charged only after this delay, because reports of changes may arrive late.
@@ -66,6 +67,8 @@ def charge_all_gpus(now: datetime) -> ChargeRunResult:
     done.corrections += settle_allocations(now)
     done.corrections += settle_cost_centres(now)
     update_due_evidence(now)
+    with transaction.atomic():
+        assign_due_cents()
     return done
 
 
@@ -86,6 +89,8 @@ def charge_past(
         ids = sorted(gpu for gpu, begin in begins.items() if begin == until)
         if since < until:
             written += _charge_backward(ids, floor_to_second(since), until, now, on_day)
+    with transaction.atomic():
+        assign_due_cents()
     return written
 
 

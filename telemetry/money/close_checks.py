@@ -13,7 +13,9 @@ from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Gpu
 from telemetry.audit.ledger_audit import audit_ledger
 from telemetry.core.charge_model import CHARGED_BUCKETS
-from telemetry.models import UNMAPPED_LINE, Charge, ChargedUntil, EvidenceDue, HostHour, RollupDue
+from telemetry.ledger.cents import cent_differences
+from telemetry.ledger.sums import sum_differences
+from telemetry.models import UNMAPPED_LINE, Charge, ChargedUntil, EvidenceDue, HostHour, RollupDue, Statement
 from telemetry.money.billing_months import month_bounds
 from telemetry.money.reconciliation import reconcile_costs
 from telemetry.rollups.host_hours import hosts_by_state, hours_recorded_until
@@ -49,6 +51,9 @@ def close_checks(month: date) -> list[dict[str, Any]]:
     evidence_due = EvidenceDue.objects.filter(hour__gte=start, hour__lt=end).count()
     recorded = hours_recorded_until()
     samples = hosts_by_state(start, end)
+    statement = Statement.objects.filter(month=month).first()
+    differences = [str(each) for each in sum_differences(month)]
+    cents = cent_differences(statement.pk) if statement else []
     return [
         _check_result("something was charged in the month", month_lines.exists(), {}),
         _check_result(
@@ -89,6 +94,11 @@ def close_checks(month: date) -> list[dict[str, Any]]:
             {"due": evidence_due, "hours_recorded_until": recorded.isoformat() if recorded else None},
         ),
         _check_result(SAMPLES_ARRIVED, not samples[HostHour.State.WAITING], samples),
+        _check_result(
+            "charge lines sum to the cells and lines of the statement, and cents to its total",
+            not differences and not cents,
+            {"differences": differences[:5], "cents": cents[:5]},
+        ),
     ]
 
 

@@ -13,7 +13,7 @@ from django.db.models import Sum
 from scheduler.models import GuaranteeChange, Quota
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.core.guarantees import GuaranteeStep, guaranteed_slot_seconds
-from telemetry.models import Charge, IdlePayer
+from telemetry.models import IdlePayer, StatementLine
 from telemetry.money.billing_months import month_bounds
 
 PoolModel = tuple[int, str]  # id of the pool, GPU model
@@ -58,15 +58,13 @@ def _guarantee_weights(month: date) -> IdleWeights:
 
 
 def _use_weights(month: date) -> IdleWeights:
-    """Return the charged slot-seconds of each team."""
-    rows = (
-        Charge.objects.filter(month=month, bucket__in=CHARGED_BUCKETS, team__isnull=False)
-        .values_list("pool_id", "model", "team_id")
-        .annotate(total=Sum("slot_seconds"))
-        .order_by("pool_id", "model", "team_id")
+    """Return the charged slot-seconds of each team. Corrections of earlier months do not count."""
+    lines = StatementLine.objects.filter(
+        statement__month=month, bucket__in=CHARGED_BUCKETS, corrected_month=None, team__isnull=False
     )
+    rows = lines.values_list("pool_id", "model", "team_id").annotate(total=Sum("slot_seconds"))
     weights: IdleWeights = defaultdict(dict)
-    for pool, model, team, total in rows:
-        if total > 0:
+    for pool, model, team, total in rows.order_by("pool_id", "model", "team_id"):
+        if pool is not None and team is not None and total > 0:
             weights[pool, model][team] = total
     return dict(weights)

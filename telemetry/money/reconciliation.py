@@ -4,10 +4,10 @@ This equation must hold exactly, to the last decimal of the ledger:
 
 ``charged - margin + uncharged + idle + overhead == cost``
 
-- ``charged``: the charges to teams.
+- ``charged``: the charges to teams, with the idle time that they share.
 - ``margin``: the price of the charged lines less their cost. A discount makes it negative.
 - ``uncharged``: the cost of work that was lost to preemption or hardware.
-- ``idle``: the cost of time in which nobody held the GPU.
+- ``idle``: the cost of time in which nobody held the GPU, if teams do not share it.
 - ``overhead``: the cost of unhealthy time and maintenance.
 - ``cost``: the cost of the GPUs, computed from the rate card and the charged time of each GPU. The charge
   lines are not used.
@@ -20,14 +20,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from typing import Any
 
 from django.db.models import Sum
 
 from scheduler.models import Pool
-from telemetry.core.amounts import CENT, ZERO, round_amount, round_parts, round_parts_to_total
+from telemetry.core.amounts import CENT, ZERO, round_amount
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.core.charge_pieces import asset_cost
-from telemetry.models import Charge, ChargeBucketChoices, ChargedUntil
+from telemetry.models import ChargeBucketChoices, ChargedUntil, StatementLine
 from telemetry.money.billing_months import month_bounds
 from telemetry.money.rate_card import load_rates
 
@@ -37,41 +38,63 @@ OVERHEAD_BUCKETS = (ChargeBucketChoices.UNHEALTHY, ChargeBucketChoices.MAINTENAN
 
 
 @dataclass(frozen=True)
-class CostReconciliation:
-    """The reconciliation of one pool and month. Amounts have the decimals of the ledger.
+class CostTerms:
+    """The terms of the left side of the module's equation."""
 
-    ``holds`` is True if both sides of the module's equation are equal.
+    charged: Decimal = ZERO
+    margin: Decimal = ZERO
+    uncharged: Decimal = ZERO
+    idle: Decimal = ZERO
+    overhead: Decimal = ZERO
+
+    @property
+    def total(self) -> Decimal:
+        """Return charged - margin + uncharged + idle + overhead."""
+        return self.charged - self.margin + self.uncharged + self.idle + self.overhead
+
+
+@dataclass(frozen=True)
+class CostReconciliation:
+    """The reconciliation of one pool and month.
+
+    ``exact`` has the decimals of the ledger, and ``cents`` are sums of the cents of the statement lines.
+    ``cost`` is the exact right side of the equation.
     """
 
     pool: int
     pool_name: str
-    charged: Decimal
-    margin: Decimal
-    uncharged: Decimal
-    idle: Decimal
-    overhead: Decimal
+    exact: CostTerms
+    cents: CostTerms
     cost: Decimal
 
     @property
     def total(self) -> Decimal:
-        """Return the left side of the equation: charged - margin + uncharged + idle + overhead."""
-        return self.charged - self.margin + self.uncharged + self.idle + self.overhead
+        return self.exact.total
 
     @property
     def holds(self) -> bool:
-        return self.total == self.cost
+        """Return True if both sides of the equation are equal to the last decimal."""
+        return self.exact.total == self.cost
 
 
 def reconciliation_in_cents(pools: Sequence[CostReconciliation]) -> list[dict[str, str]]:
-    """Return one row per pool, with amounts rounded to cents, as strings.
+    """Return one row per pool, with amounts in cents, as strings.
 
-    If the equation holds for the exact amounts, it also holds for the rounded amounts of the row. The sums of
-    ``charged`` and ``cost`` over the pools equal the month's totals (``statement_totals``) to the cent. The
-    other columns absorb the rounding difference.
+    All terms are sums of the cents of statement lines. If the equation holds for the exact amounts, it also
+    holds for the row. Otherwise the cost shows the difference.
     """
-    charged = round_parts([pool.charged for pool in pools])
-    costs = round_parts([pool.cost for pool in pools])
-    return [_reconciliation_line_in_cents(*each) for each in zip(pools, charged, costs, strict=True)]
+    return [
+        {
+            "pool": pool.pool_name,
+            "charged": str(pool.cents.charged),
+            "margin": str(pool.cents.margin),
+            "uncharged": str(pool.cents.uncharged),
+            "idle": str(pool.cents.idle),
+            "overhead": str(pool.cents.overhead),
+            "cost": str(pool.cents.total - _imbalance_in_cents(pool)),
+        }
+        for pool in pools
+    ]
 
 
 def _imbalance_in_cents(pool: CostReconciliation) -> Decimal:
@@ -84,52 +107,58 @@ def _imbalance_in_cents(pool: CostReconciliation) -> Decimal:
     return ZERO if pool.holds else max(CENT, round_amount(by)) if by > 0 else min(-CENT, round_amount(by))
 
 
-def _reconciliation_line_in_cents(
-    pool: CostReconciliation, charged: Decimal, cost: Decimal
-) -> dict[str, str]:
-    parts = [-pool.margin, pool.uncharged, pool.idle, pool.overhead]
-    rest = round_parts_to_total(parts, cost - charged + _imbalance_in_cents(pool))
-    return {
-        "pool": pool.pool_name,
-        "charged": str(charged),
-        "margin": str(-rest[0]),
-        "uncharged": str(rest[1]),
-        "idle": str(rest[2]),
-        "overhead": str(rest[3]),
-        "cost": str(cost),
-    }
-
-
 def reconcile_costs(month: date) -> list[CostReconciliation]:
-    """Return the reconciliation of each pool that has GPUs or charges in the month, in order of pool name."""
-    sums: dict[int, dict[str, tuple[Decimal, Decimal]]] = defaultdict(dict)
-    rows = (
-        Charge.objects.filter(month=month).values("pool", "bucket").annotate(c=Sum("cost"), p=Sum("charged"))
-    )
-    for row in rows:
-        sums[row["pool"]][row["bucket"]] = (row["c"], row["p"])
+    """Return the reconciliation of each pool that has GPUs or charges in the month, in order of pool name.
+
+    The left side is summed from statement lines. Before the close, a check compares these with the charges.
+    """
+    rows: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    lines = StatementLine.objects.filter(statement__month=month, shared_out=False, pool__isnull=False)
+    for row in lines.values("pool", "bucket", "idle_share").annotate(
+        exact_cost=Sum("cost"),
+        exact_charged=Sum("charged"),
+        cents_of_cost=Sum("cost_cents"),
+        cents_of_charge=Sum("charged_cents"),
+    ):
+        rows[row["pool"]].append(dict(row))
     costs = asset_cost_by_pool(month)
-    pools = Pool.with_removed.filter(pk__in={*sums, *costs}).order_by("name", "pk")
-    return [_reconcile_pool(pool, sums[pool.pk], costs.get(pool.pk, ZERO)) for pool in pools]
+    pools = Pool.with_removed.filter(pk__in={*rows, *costs}).order_by("name", "pk")
+    return [
+        CostReconciliation(
+            pool=pool.pk,
+            pool_name=pool.name,
+            exact=_terms(rows[pool.pk], "exact_charged", "exact_cost"),
+            cents=_terms(rows[pool.pk], "cents_of_charge", "cents_of_cost"),
+            cost=costs.get(pool.pk, ZERO),
+        )
+        for pool in pools
+    ]
 
 
-def _reconcile_pool(
-    pool: Pool, by_bucket: dict[str, tuple[Decimal, Decimal]], cost: Decimal
-) -> CostReconciliation:
-    def cost_of(buckets: Iterable[str]) -> Decimal:
-        return sum((by_bucket.get(bucket, (ZERO, ZERO))[0] for bucket in buckets), ZERO)
-
-    charged = sum((by_bucket.get(bucket, (ZERO, ZERO))[1] for bucket in CHARGED_BUCKETS), ZERO)
-    return CostReconciliation(
-        pool=pool.pk,
-        pool_name=pool.name,
-        charged=charged,
-        margin=charged - cost_of(CHARGED_BUCKETS),
-        uncharged=cost_of(UNCHARGED_BUCKETS),
-        idle=cost_of(IDLE_BUCKETS),
-        overhead=cost_of(OVERHEAD_BUCKETS),
-        cost=cost,
+def _terms(rows: Iterable[dict[str, Any]], charged: str, cost: str) -> CostTerms:
+    """Return the terms of one pool. ``charged`` and ``cost`` name the columns of ``rows`` to add."""
+    sums: dict[str, Decimal] = defaultdict(Decimal)
+    for row in rows:
+        term = _term_of(row["bucket"], row["idle_share"])
+        sums[term] += row[cost]
+        if term == "charged":
+            sums["price"] += row[charged]
+    return CostTerms(
+        charged=sums["price"],
+        margin=sums["price"] - sums["charged"],
+        uncharged=sums["uncharged"],
+        idle=sums["idle"],
+        overhead=sums["overhead"],
     )
+
+
+def _term_of(bucket: str, idle_share: bool) -> str:
+    """Return the term of the equation to which a statement line belongs. Teams pay for their idle shares."""
+    if idle_share or bucket in CHARGED_BUCKETS:
+        return "charged"
+    if bucket in UNCHARGED_BUCKETS:
+        return "uncharged"
+    return "idle" if bucket in IDLE_BUCKETS else "overhead"
 
 
 def asset_cost_by_pool(month: date) -> dict[int, Decimal]:

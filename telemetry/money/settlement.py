@@ -14,8 +14,8 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.db.models import Case, F, OuterRef, Subquery, Sum, When
 
-from scheduler.models import Allocation, HostStateChange
-from telemetry.core.charge_model import ChargeKey, ChargePiece, floor_to_second, next_midnight
+from scheduler.models import Allocation, HostStateChange, WorkloadKind
+from telemetry.core.charge_model import ChargeBucket, ChargeKey, ChargePiece, floor_to_second, next_midnight
 from telemetry.core.charge_pieces import lost_time
 from telemetry.core.corrections import ChargeCorrection, LedgerLine, find_corrections
 from telemetry.models import (
@@ -30,11 +30,17 @@ from telemetry.models import (
     StatementState,
 )
 from telemetry.money.billing_months import month_of
-from telemetry.money.charge_rows import ChargeDraft, months_not_open, write_charges
+from telemetry.money.charge_rows import ChargeDraft, charge_rows, insert_charges, months_not_open
 from telemetry.money.charging_inputs import GpuChargingInputs, load_charging_inputs
+from telemetry.money.correction_causes import (
+    CorrectionCause,
+    allocation_cause,
+    cost_centre_cause,
+    host_state_cause,
+)
 from telemetry.money.evidence_locks import lock_for_new_lines
 from telemetry.money.refund_limits import RefundLimits, load_refund_limits
-from telemetry.money.usage_evidence import write_evidence, write_reversed_evidence
+from telemetry.money.statements import create_missing_statements
 from telemetry.rollups.due_marks import mark_rollups_past_end
 
 SETTLEMENTS_PER_RUN = 500
@@ -46,7 +52,9 @@ def settle_state_changes(now: datetime) -> int:
     A change is late if it lies in time that is already charged. Only late changes need corrections.
     """
     waiting = list(
-        HostStateChange.objects.filter(settledstatechange=None).order_by("pk")[:SETTLEMENTS_PER_RUN]
+        HostStateChange.objects.filter(settledstatechange=None)
+        .select_related("host")
+        .order_by("pk")[:SETTLEMENTS_PER_RUN]
     )
     charged: dict[int, list[tuple[int, datetime]]] = defaultdict(list)  # host id -> (GPU id, charged until)
     untils = ChargedUntil.objects.filter(gpu__host__in={change.host_id for change in waiting})
@@ -60,10 +68,12 @@ def settle_state_changes(now: datetime) -> int:
     _mark_settled([change for change in waiting if not late[change.pk]], now)
     corrected = 0
     for change in waiting:
+        if not late[change.pk]:
+            continue
+        cause = host_state_cause(change)
         for gpu, until in late[change.pk]:
-            corrected += correct_gpu_charges(gpu, change.at, until, now)
-        if late[change.pk]:
-            _mark_settled([change], now)
+            corrected += correct_gpu_charges(gpu, change.at, until, now, cause)
+        _mark_settled([change], now)
     return corrected
 
 
@@ -93,11 +103,17 @@ def settle_allocations(now: datetime) -> int:
     corrected = 0
     for allocation in waiting:
         slot_seconds, last = written.get(allocation.pk, (0, None))
-        if not _matches_final_state(allocation, slot_seconds, limits):
+        lost = _lost_time_of(allocation, limits)
+        # If no work was lost and all time is charged, the lines need not be loaded.
+        if lost is not None or not _is_fully_charged(allocation, slot_seconds):
             until = max(allocation.period.upper, last or allocation.period.upper)
             begin = ChargedUntil.objects.get(gpu=allocation.unit.gpu_id).since
             corrected += correct_gpu_charges(
-                allocation.unit.gpu_id, max(begin, allocation.period.lower), until, now
+                allocation.unit.gpu_id,
+                max(begin, allocation.period.lower),
+                until,
+                now,
+                allocation_cause(allocation, lost),
             )
     SettledAllocation.objects.bulk_create(
         [SettledAllocation(allocation=allocation, settled_at=now) for allocation in waiting],
@@ -123,22 +139,23 @@ def _charged_totals(allocations: Sequence[int]) -> dict[int, tuple[int, datetime
     return {allocation: (sums.get(allocation, 0), lasts.get(allocation)) for allocation in allocations}
 
 
-def _matches_final_state(allocation: Allocation, slot_seconds: int, limits: RefundLimits) -> bool:
-    """Return True if all time of the allocation is charged and no work was lost.
-
-    Such an allocation needs no correction, so its lines need not be loaded.
-    """
-    start, end = floor_to_second(allocation.period.lower), floor_to_second(allocation.period.upper)
-    lost = lost_time(
+def _lost_time_of(allocation: Allocation, limits: RefundLimits) -> tuple[datetime, ChargeBucket] | None:
+    """Return (start, bucket) of the lost part of an ended allocation; None if no work was lost."""
+    return lost_time(
         end_code=allocation.end_code,
-        started=start,
-        ended=end,
+        started=floor_to_second(allocation.period.lower),
+        ended=floor_to_second(allocation.period.upper),
         checkpoint=allocation.run.checkpoint_at,
-        keeps_state=allocation.workload.kind == "notebook",
+        keeps_state=allocation.workload.kind == WorkloadKind.NOTEBOOK,
         forgiven=limits.at(allocation.unit.gpu.pool_id, allocation.period.upper),
     )
+
+
+def _is_fully_charged(allocation: Allocation, slot_seconds: int) -> bool:
+    """Return True if ``slot_seconds`` is the whole time of the allocation."""
+    start, end = floor_to_second(allocation.period.lower), floor_to_second(allocation.period.upper)
     slots = allocation.slots.upper - allocation.slots.lower
-    return lost is None and slot_seconds == slots * int((end - start).total_seconds())
+    return slot_seconds == slots * int((end - start).total_seconds())
 
 
 def settle_cost_centres(now: datetime) -> int:
@@ -161,21 +178,20 @@ def settle_cost_centres(now: datetime) -> int:
     try:
         with transaction.atomic():
             lock_for_new_lines()
-            Charge.objects.bulk_create([_reversal_of(line, set(), now) for line, _ in found])
-            instead = [_line_with_cost_centre(line, code, now) for line, code in found]
-            write_evidence(Charge.objects.bulk_create(instead), now)
-            write_reversed_evidence([line.pk for line, _ in found], now)
+            insert_charges([row for line, code in found for row in _with_cost_centre(line, code, now)], now)
     except IntegrityError:
         # A concurrent run has reversed one of these lines. The next run corrects the others.
         return 0
     return len(found)
 
 
-def _line_with_cost_centre(line: Charge, code: str, now: datetime) -> Charge:
-    """Return an unsaved copy of ``line`` with the cost centre ``code``. It replaces ``line``."""
+def _with_cost_centre(line: Charge, code: str, now: datetime) -> list[Charge]:
+    """Return the unsaved reversal of ``line``, and a copy of it with the cost centre ``code``."""
     row = Charge(**_copied_columns(line), corrects_id=line.pk, created_at=now)
     row.cost_centre = code
-    return row
+    rows = [_reversal_of(line, set(), now), row]
+    _set_cause(rows, cost_centre_cause(code))
+    return rows
 
 
 def _copied_columns(line: Charge) -> dict[str, Any]:
@@ -186,8 +202,13 @@ def _copied_columns(line: Charge) -> dict[str, Any]:
     }
 
 
-def correct_gpu_charges(gpu_id: int, start: datetime, end: datetime, now: datetime) -> int:
-    """Make the ledger of one GPU match the facts in ``[start, end)``. Return the number of reversed lines."""
+def correct_gpu_charges(
+    gpu_id: int, start: datetime, end: datetime, now: datetime, cause: CorrectionCause
+) -> int:
+    """Make the ledger of one GPU match the facts in ``[start, end)``. Return the number of reversed lines.
+
+    ``cause`` is the late fact. It is stored with the lines of the correction.
+    """
     start, end = floor_to_second(start), floor_to_second(end)
     if start >= end:
         return 0
@@ -203,7 +224,7 @@ def correct_gpu_charges(gpu_id: int, start: datetime, end: datetime, now: dateti
     for correction in found:
         try:
             with transaction.atomic():
-                _write_correction(gpu, correction, lines, now)
+                _write_correction(gpu, correction, lines, now, cause)
         except IntegrityError:
             # A concurrent run has reversed one of these lines and has written the same correction.
             continue
@@ -222,18 +243,29 @@ def _charge_key_of(line: Charge) -> ChargeKey:
 
 
 def _write_correction(
-    gpu: GpuChargingInputs, correction: ChargeCorrection, lines: dict[int, Charge], now: datetime
+    gpu: GpuChargingInputs,
+    correction: ChargeCorrection,
+    lines: dict[int, Charge],
+    now: datetime,
+    cause: CorrectionCause,
 ) -> None:
     """Write the reversals and the new lines of one correction."""
     lock_for_new_lines()
     originals = [lines[pk] for pk in correction.reversed_line_ids]
     closed = months_not_open({line.month for line in originals})
-    Charge.objects.bulk_create([_reversal_of(line, closed, now) for line in originals])
-    write_reversed_evidence(correction.reversed_line_ids, now)
+    reversals = [_reversal_of(line, closed, now) for line in originals]
     instead = [
         ChargeDraft(gpu, piece, _first_overlapping_line(piece, originals).pk) for piece in correction.instead
     ]
-    write_charges(instead, now)
+    rows = reversals + charge_rows(instead, now)
+    create_missing_statements({row.month for row in rows})
+    _set_cause(rows, cause)
+    insert_charges(rows, now)
+
+
+def _set_cause(rows: Sequence[Charge], cause: CorrectionCause) -> None:
+    for row in rows:
+        row.cause_code, row.cause_numbers = cause.code, cause.numbers
 
 
 def _first_overlapping_line(piece: ChargePiece, originals: Sequence[Charge]) -> Charge:

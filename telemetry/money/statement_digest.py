@@ -55,9 +55,9 @@ ROWS_SQL = (
     FROM telemetry_costcentre WHERE valid_from < %(end)s AND created_at <= %(closed_at)s ORDER BY id
     """,
     """
-    SELECT json_build_array('line', id, pool_name, cost_centre, team_name, project_name, workload_type,
-        model, bucket,
-        gpu_hours::text, covered_share::text, used_share::text, amount::text, cost::text)::text
+    SELECT json_build_array('line', id, pool_id, pool_name, cost_centre, team_id, team_name, project_id,
+        project_name, workload_type, model, bucket, corrected_month, idle_share, shared_out, slot_seconds,
+        gpu_hours::text, covered_share::text, used_share::text, charged_cents::text, cost_cents::text)::text
     FROM telemetry_statementline WHERE statement_id = %(statement)s ORDER BY id
     """,
     f"""
@@ -66,7 +66,7 @@ ROWS_SQL = (
         gpu_id, model, allocation_id, reservation_id, workload_id, team_id, project_id, user_id, team_name,
         project_name, user_name, workload_name, workload_type, cost_centre, price_id, cost::text,
             charged::text,
-        corrects_id, reversal, simulated, {_time("created_at")})::text
+        corrects_id, reversal, cause_code, cause_numbers, simulated, {_time("created_at")})::text
     FROM telemetry_charge WHERE month = %(month)s ORDER BY id
     """,
 )

@@ -19,6 +19,7 @@ CSV_COLUMNS = (
     "workload_type",
     "model",
     "bucket",
+    "corrected_month",
     "gpu_hours",
     "covered_share",
     "used_share",
@@ -35,32 +36,36 @@ def statement_csv(month: date, currency: str = "") -> str:
     """
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:
-        currency = statement.currency
+        return entries_to_csv(month, statement_lines(month), statement.currency, statement.digest_format)
     return entries_to_csv(month, statement_lines(month), currency)
 
 
-def entries_to_csv(month: date, rows: Iterable[StatementEntry], currency: str) -> str:
-    """Return statement lines as CSV text."""
-    return csv_line(CSV_COLUMNS) + "".join(csv_line(_cells(month, line, currency)) for line in rows)
+def entries_to_csv(month: date, rows: Iterable[StatementEntry], currency: str, digest_format: int = 2) -> str:
+    """Return statement lines as CSV text. In digest format 1 there is no column ``corrected_month``."""
+    columns = [name for name in CSV_COLUMNS if name != "corrected_month" or digest_format != 1]
+    lines = (_csv_cells(month, line, currency) for line in rows)
+    return csv_line(columns) + "".join(csv_line([cells[name] for name in columns]) for cells in lines)
 
 
-def _cells(month: date, line: StatementEntry, currency: str) -> list[Any]:
-    return [
-        f"{month:%Y-%m}",
-        line.pool,
-        line.cost_centre,
-        line.team,
-        line.project,
-        line.workload_type,
-        line.model,
-        line.bucket,
-        line.gpu_hours,
-        _format_share(line.covered_share),
-        _format_share(line.used_share),
-        line.amount,
-        line.cost,
-        currency,
-    ]
+def _csv_cells(month: date, line: StatementEntry, currency: str) -> dict[str, Any]:
+    """Return the values of a line's cells by column."""
+    return {
+        "month": f"{month:%Y-%m}",
+        "pool": line.pool,
+        "cost_centre": line.cost_centre,
+        "team": line.team,
+        "project": line.project,
+        "workload_type": line.workload_type,
+        "model": line.model,
+        "bucket": line.bucket,
+        "corrected_month": f"{line.corrected_month:%Y-%m}" if line.corrected_month else "",
+        "gpu_hours": line.gpu_hours,
+        "covered_share": _format_share(line.covered_share),
+        "used_share": _format_share(line.used_share),
+        "amount": line.amount,
+        "cost": line.cost,
+        "currency": currency,
+    }
 
 
 def _format_share(share: float | None) -> str:

@@ -17,14 +17,10 @@ from django.db.models import Sum
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from scheduler.core.rejection import OperationRejected
-from telemetry.core.amounts import (
-    MICRO,
-    ZERO,
-    round_amount,
-)
+from telemetry.core.amounts import MICRO, ZERO, round_amount
+from telemetry.ledger.locks import lock_ledger
 from telemetry.models import (
     STATEMENT_TRANSITIONS,
-    Charge,
     Statement,
     StatementLine,
     StatementState,
@@ -32,9 +28,10 @@ from telemetry.models import (
 from telemetry.money.billing_months import month_of
 from telemetry.money.close_checks import SAMPLES_ARRIVED, audit_check, close_checks, missing_samples
 from telemetry.money.reconciliation import reconcile_costs, reconciliation_in_cents
+from telemetry.money.shared_idle import assign_month_cents
 from telemetry.money.statement_digest import DIGEST_FORMAT, digest_of, previous_month
 from telemetry.money.statement_key import StatementKeyError, sign_digest
-from telemetry.money.statement_lines import frozen_line_row, open_month_lines
+from telemetry.money.statement_lines import freeze_lines
 
 
 def create_missing_statements(months: Iterable[date]) -> None:
@@ -55,8 +52,9 @@ def get_or_create_statement(month: date) -> Statement:
 def statement_totals(month: date) -> dict[str, Any]:
     """Return the totals of a month. For a closed month, these are the stored totals.
 
-    ``charged`` and ``cost`` are rounded to cents, and ``gpu_hours`` are by bucket. ``pools`` is the cost
-    reconciliation of each pool in cents, and ``exact`` is the same reconciliation without rounding.
+    ``charged`` and ``cost`` are sums of the cents of statement lines. ``gpu_hours`` are by bucket, without
+    corrections of earlier months. ``pools`` is the cost reconciliation of each pool in cents, and ``exact``
+    is the same reconciliation without rounding.
     """
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:
@@ -66,20 +64,36 @@ def statement_totals(month: date) -> dict[str, Any]:
 
 def _open_month_totals(month: date) -> dict[str, Any]:
     pools = reconcile_costs(month)
-    hours = Charge.objects.filter(month=month).values("bucket").annotate(slot_sum=Sum("slot_seconds"))
+    rows = reconciliation_in_cents(pools)
+    own = StatementLine.objects.filter(statement__month=month, idle_share=False, corrected_month=None)
+    hours = own.values("bucket").annotate(slot_sum=Sum("slot_seconds"))
     return {
-        "charged": str(round_amount(sum((pool.charged for pool in pools), ZERO))),
-        "cost": str(round_amount(sum((pool.cost for pool in pools), ZERO))),
+        "charged": str(sum((Decimal(row["charged"]) for row in rows), ZERO)),
+        "cost": str(sum((Decimal(row["cost"]) for row in rows), ZERO)),
         "gpu_hours": {
             row["bucket"]: str(round_amount(Decimal(row["slot_sum"]) / SLOT_SECONDS_PER_GPU_HOUR, MICRO))
             for row in hours.order_by("bucket")
         },
-        "pools": reconciliation_in_cents(pools),
+        "pools": rows,
         "exact": [
             {"pool": pool.pool_name, "left": str(pool.total), "cost": str(pool.cost), "holds": pool.holds}
             for pool in pools
         ],
     }
+
+
+@transaction.atomic
+def set_idle_payer(month: date, payer: str) -> bool:
+    """Set who pays for the idle time of a month, and assign its cents anew. Return False if it is not open.
+
+    ``payer`` is a value of IdlePayer.
+    """
+    create_missing_statements([month])
+    lock_ledger()
+    if not Statement.objects.filter(month=month, state=StatementState.OPEN).update(idle_payer=payer):
+        return False
+    assign_month_cents(Statement.objects.get(month=month))
+    return True
 
 
 @transaction.atomic
@@ -101,15 +115,16 @@ def close_month(
     if month >= month_of(now):
         raise OperationRejected("month_is_not_over", numbers, field="month")
     get_or_create_statement(month)
+    lock_ledger()
     # The UPDATE waits for concurrent charges. After it, the trigger on charges rejects new lines of this
     # month.
     if not _transition(month, StatementState.OPEN, StatementState.CLOSING):
         raise OperationRejected("month_is_closed", numbers, field="month")
+    statement = Statement.objects.get(month=month)
+    assign_month_cents(statement)
     found = _passed_checks(month, now, missing_samples_reason)
     missing = missing_samples(found)
-    statement = Statement.objects.get(month=month)
-    frozen = open_month_lines(month, statement.idle_payer)
-    StatementLine.objects.bulk_create([frozen_line_row(statement, line) for line in frozen], batch_size=2_000)
+    freeze_lines(statement)
     statement.totals = _open_month_totals(month)
     statement.currency, statement.closed_at, statement.closed_by = currency, now, closed_by
     statement.digest_format, statement.previous_month = DIGEST_FORMAT, previous_month(month)

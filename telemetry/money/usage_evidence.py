@@ -16,6 +16,8 @@ from django.db import connection, transaction
 
 from telemetry.core.rollup import HOUR
 from telemetry.core.usage_evidence import HeldUsage, hour_parts, measured_use, needs_minutes
+from telemetry.ledger.locks import lock_ledger
+from telemetry.ledger.sums import update_measured_use
 from telemetry.models import Charge, EvidenceDue, Rollup
 from telemetry.money.evidence_locks import lock_for_update, lock_open_months
 
@@ -88,6 +90,7 @@ def update_due_evidence(now: datetime, *, max_hours: int = HOURS_PER_RUN) -> int
     while hours < max_hours:
         with transaction.atomic():
             lock_for_update()
+            lock_ledger()
             marks = _claim_due_hours()
             lines += _update_lines_of(marks, now)
         hours += len(marks)
@@ -120,6 +123,7 @@ def _update_lines_of(marks: Sequence[tuple[int, datetime]], now: datetime) -> in
     held = sorted((line for line in lines if line is not None), key=lambda line: line.id)
     _store(held, now)
     write_reversed_evidence([line.id for line in held], now)
+    update_measured_use([line.id for line in held])
     return len(held)
 
 

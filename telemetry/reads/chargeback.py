@@ -1,22 +1,35 @@
-"""Return the charges of a month by cost centre, team, project or another dimension."""
+"""Return the charges of a month by cost centre, team, project or another dimension.
+
+All amounts are sums of the cents of statement lines or cells. Therefore every grouping has the same total,
+and a row equals the total of the table below it. Charge lines have six decimals.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import Count, F, FloatField, Q, QuerySet, Sum
-from django.db.models.functions import Cast, Coalesce
+from django.contrib.auth import get_user_model
+from django.db.models import F, Max, Q, QuerySet, Sum
+from django.db.models.functions import Coalesce
 
-from telemetry.core.amounts import CENT, ZERO, round_amount, round_parts
+from scheduler.models import Pool, Project, Team, Workload
+from telemetry.core.amounts import ZERO
 from telemetry.core.charge_model import CHARGED_BUCKETS
-from telemetry.models import Charge, ChargeBucketChoices
+from telemetry.models import (
+    Charge,
+    ChargeBucketChoices,
+    ChargeCell,
+    Statement,
+    StatementLine,
+    StatementState,
+)
 from telemetry.reads.usage_filters import to_gpu_hours
 
-# dimension -> (column of the group's key, column of its name)
+# dimension -> (column of the group's key, column of the name in a charge line)
 CHARGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "cost_centre": ("cost_centre", "cost_centre"),
     "team": ("team_id", "team_name"),
@@ -26,40 +39,61 @@ CHARGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "user": ("user_id", "user_name"),
     "model": ("model", "model"),
     "bucket": ("bucket", "bucket"),
-    "pool": ("pool_id", "pool__name"),
+    "pool": ("pool_id", "pool_name"),
 }
+CELL_DIMENSIONS = frozenset({"workload", "user"})  # a statement line does not have these columns
 DRILL_DOWN = ("cost_centre", "team", "project", "type", "workload")
 
 
 @dataclass(frozen=True)
 class ChargeGroup:
-    """One row of a chargeback table. ``charged = used + idle + reserved_unused + unmeasured``, to the cent.
+    """One row of a chargeback table. All amounts are in cents.
+
+    ``charged = used + idle + unmeasured + reserved_unused + idle_share``
 
     - ``used``: the charge of measured held time, in proportion to its utilisation.
     - ``idle``: the rest of the charge of measured held time.
     - ``unmeasured``: the charge of held time without samples.
     - ``reserved_unused``: the charge of reserved time in which no work ran.
+    - ``idle_share``: the part of the pool's idle time that a team pays. ``gpu_hours`` does not include it.
+
+    ``corrected_month`` is None for the use of the month itself. Otherwise the row corrects that closed month.
     """
 
     key: Any
     name: str
+    corrected_month: date | None
     gpu_hours: float
     used: Decimal
     idle: Decimal
     unmeasured: Decimal
     reserved_unused: Decimal
+    idle_share: Decimal
     charged: Decimal
     cost: Decimal
     coverage: float | None
-    lines: int
 
 
 @dataclass(frozen=True)
 class ChargeTable:
-    """The groups of a table, highest charge first, and their total. Each money column sums to the total."""
+    """The groups of a table, highest charge first, and their total. Each money column sums to the total.
+
+    ``corrections`` are the rows for earlier, closed months. They are not in ``total``.
+    """
 
     groups: list[ChargeGroup]
     total: ChargeGroup
+    corrections: list[ChargeGroup]
+
+    @property
+    def corrected(self) -> Decimal:
+        """Return the sum of the corrections."""
+        return sum((group.charged for group in self.corrections), ZERO)
+
+    @property
+    def charged(self) -> Decimal:
+        """Return the charges on the statement: the use of the month and the corrections."""
+        return self.total.charged + self.corrected
 
 
 def charge_lines(month: date, lines: QuerySet[Charge] | None = None, **where: Any) -> QuerySet[Charge]:
@@ -78,153 +112,150 @@ def charge_lines(month: date, lines: QuerySet[Charge] | None = None, **where: An
 def charges_by(
     dimension: str,
     month: date,
-    lines: QuerySet[Charge] | None = None,
+    cells: QuerySet[ChargeCell] | None = None,
     *,
     charged_only: bool = True,
     **where: Any,
 ) -> ChargeTable:
     """Return a month's charges grouped by one dimension.
 
-    ``lines`` are the lines that the viewer may see; None means all lines. ``where`` is the drill-down path:
-    the key that the viewer has selected in each earlier dimension, in the order of selection. The total
-    equals, to the cent, the row that was selected last.
+    ``cells`` are the cells that the viewer may see; None means all. ``where`` is the drill-down path: the key
+    that the viewer has selected in each earlier dimension. The charges of the table equal, to the cent, the
+    row that was selected last.
 
-    If ``charged_only`` is False, the table also includes idle, unhealthy and lost time with its cost. Runs
-    one query per step of the path and one query for the table.
+    If ``charged_only`` is False, the table also includes idle, unhealthy and lost time with its cost. The
+    number of queries does not depend on the path or on the number of rows.
     """
-    if dimension not in CHARGE_DIMENSIONS:
-        raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(CHARGE_DIMENSIONS)}")
-    found = _filtered_lines(month, lines, charged_only, where)
-    per_slot_second = Cast("charged", FloatField()) / Cast("slot_seconds", FloatField())
-    busy = per_slot_second * F("evidence__used_slot_seconds")
-    measured = per_slot_second * F("evidence__covered_slot_seconds")
-    in_use = Q(bucket=ChargeBucketChoices.USED)
-    groups = _group_amounts(
-        found,
-        dimension,
-        slot_sum=Sum("slot_seconds"),
-        held_sum=Coalesce(Sum("slot_seconds", filter=in_use), 0),
-        covered_sum=Sum("evidence__covered_slot_seconds", filter=in_use),
-        busy_sum=Sum(busy, filter=in_use),
-        measured_sum=Sum(measured, filter=in_use),
-        line_count=Count("pk"),
+    for name in (dimension, *where):
+        if name not in CHARGE_DIMENSIONS:
+            raise ValueError(f"dimension: {name!r} is not one of {', '.join(CHARGE_DIMENSIONS)}")
+    rows = _group_sums(dimension, month, cells, charged_only, where)
+    names = group_names(dimension, {row["group_key"] for row in rows}, month)
+    groups = [_charge_group(row, names.get(row["group_key"], "")) for row in rows]
+    groups.sort(key=lambda group: (-group.charged, group.name, str(group.key)))
+    own = [group for group in groups if group.corrected_month is None]
+    return ChargeTable(
+        own,
+        _total([row for row in rows if row["corrected"] is None], own),
+        [group for group in groups if group.corrected_month is not None],
     )
-    return _charge_table(groups, _parent_row_amounts(month, lines, charged_only, where))
 
 
-# Sums of money. Each column is rounded separately.
-MONEY_SUMS = {
-    "charged_sum": Sum("charged"),
-    "cost_sum": Sum("cost"),
-    "reserved_sum": Coalesce(Sum("charged", filter=Q(bucket=ChargeBucketChoices.RESERVED_UNUSED)), ZERO),
-}
-RoundedAmounts = dict[str, Decimal]
+def group_names(dimension: str, keys: Iterable[Any], month: date) -> dict[Any, str]:
+    """Return the name of each key of a dimension, for example the names of teams by id.
 
-
-def _filtered_lines(
-    month: date, lines: QuerySet[Charge] | None, charged_only: bool, where: Mapping[str, Any]
-) -> QuerySet[Charge]:
-    found = charge_lines(month, lines, **where).order_by()
-    return found.filter(bucket__in=CHARGED_BUCKETS) if charged_only else found
-
-
-def _group_amounts(found: QuerySet[Charge], dimension: str, **more: Any) -> list[dict[str, Any]]:
-    """Return the money sums of each group and the columns in ``more``, highest charge first.
-
-    The order matters for rounding: of two groups with equal remainders, the earlier group is rounded up.
+    Names of a closed month are the names of its close. Names of an open month are today's names.
     """
     key, name = CHARGE_DIMENSIONS[dimension]
-    rows = found.values(group_key=F(key), group_name=F(name)).annotate(**MONEY_SUMS, **more)
-    return sorted(
-        map(dict, rows), key=lambda row: (-row["charged_sum"], row["group_name"] or "", str(row["group_key"]))
+    wanted = {each for each in keys if each is not None}
+    if key == name:
+        return {each: str(each) for each in wanted}
+    if Statement.objects.filter(month=month, state=StatementState.CLOSED).exists():
+        source: Any = ChargeCell if dimension in CELL_DIMENSIONS else StatementLine
+        stored = source.objects.filter(statement__month=month, **{f"{key}__in": wanted})
+        return dict(stored.values_list(key).annotate(stored_name=Max(name)).values_list(key, "stored_name"))
+    rows, column = _named_rows(dimension)
+    return dict(rows.filter(pk__in=wanted).values_list("pk", column))
+
+
+def _named_rows(dimension: str) -> tuple[QuerySet[Any], str]:
+    """Return the rows that have the names of a dimension, and the column of the name."""
+    if dimension == "user":
+        users = get_user_model()
+        return users._default_manager.all(), users.USERNAME_FIELD
+    sources: dict[str, QuerySet[Any]] = {
+        "team": Team.with_removed.all(),
+        "project": Project.objects.all(),
+        "pool": Pool.with_removed.all(),
+        "workload": Workload.objects.all(),
+    }
+    return sources[dimension], "name"
+
+
+def _group_sums(
+    dimension: str,
+    month: date,
+    cells: QuerySet[ChargeCell] | None,
+    charged_only: bool,
+    where: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Return the sums of each group and corrected month.
+
+    The sums come from statement lines if possible. There are far fewer of these than cells.
+    """
+    from_cells = cells is not None or bool(CELL_DIMENSIONS & {dimension, *where})
+    line = "line__" if from_cells else ""
+
+    def column(name: str) -> str:
+        return CHARGE_DIMENSIONS[name][0] if name in CELL_DIMENSIONS else line + CHARGE_DIMENSIONS[name][0]
+
+    found: QuerySet[Any] = StatementLine.objects.all()
+    if from_cells:
+        found = ChargeCell.objects.all() if cells is None else cells
+    found = found.filter(**{"statement__month": month, f"{line}shared_out": False})
+    found = found.filter(**{column(name): value for name, value in where.items()})
+    shared = Q(**{f"{line}idle_share": True})
+    if charged_only:
+        found = found.filter(Q(**{f"{line}bucket__in": CHARGED_BUCKETS}) | shared)
+    in_use = Q(**{f"{line}bucket": ChargeBucketChoices.USED})
+    reserved = Q(**{f"{line}bucket": ChargeBucketChoices.RESERVED_UNUSED})
+    rows = (
+        found.order_by()
+        .values(group_key=F(column(dimension)), corrected=F(f"{line}corrected_month"))
+        .annotate(
+            slot_sum=Coalesce(Sum("slot_seconds", filter=~shared), 0),
+            held_sum=Coalesce(Sum("slot_seconds", filter=in_use), 0),
+            covered_sum=Sum("covered_slot_seconds", filter=in_use),
+            charged_sum=Sum("charged_cents"),
+            cost_sum=Sum("cost_cents"),
+            used_sum=Sum("used_cents"),
+            idle_sum=Sum("idle_cents"),
+            reserved_sum=Coalesce(Sum("charged_cents", filter=reserved), ZERO),
+            shared_sum=Coalesce(Sum("charged_cents", filter=shared), ZERO),
+        )
+    )
+    # Reversed charges can leave a group without anything.
+    return [dict(row) for row in rows if row["slot_sum"] or row["charged_sum"] or row["cost_sum"]]
+
+
+def _charge_group(row: Mapping[str, Any], name: str) -> ChargeGroup:
+    apart = row["reserved_sum"] + row["shared_sum"]
+    return ChargeGroup(
+        key=row["group_key"],
+        name=name,
+        corrected_month=row["corrected"],
+        gpu_hours=to_gpu_hours(row["slot_sum"]),
+        used=row["used_sum"],
+        idle=row["idle_sum"],
+        unmeasured=row["charged_sum"] - apart - row["used_sum"] - row["idle_sum"],
+        reserved_unused=row["reserved_sum"],
+        idle_share=row["shared_sum"],
+        charged=row["charged_sum"],
+        cost=row["cost_sum"],
+        coverage=_coverage(row["covered_sum"], row["held_sum"]),
     )
 
 
-def _parent_row_amounts(
-    month: date, lines: QuerySet[Charge] | None, charged_only: bool, where: Mapping[str, Any]
-) -> RoundedAmounts | None:
-    """Return the rounded amounts of the row that the drill-down path selected last; None without a path.
-
-    Each table on the path is computed again, because its amounts are rounded so that they sum to the row
-    above.
-    """
-    above: RoundedAmounts | None = None
-    for step, dimension in enumerate(where):
-        rows = _group_amounts(
-            _filtered_lines(month, lines, charged_only, dict(list(where.items())[:step])), dimension
-        )
-        cents = _round_columns(rows, above)
-        mine = [index for index, row in enumerate(rows) if str(row["group_key"]) == str(where[dimension])]
-        # A key has several rows if its name changed within the month.
-        above = {column: sum((parts[index] for index in mine), ZERO) for column, parts in cents.items()}
-    return above
-
-
-def _round_columns(
-    rows: Sequence[Mapping[str, Any]], above: RoundedAmounts | None
-) -> dict[str, list[Decimal]]:
-    return {
-        column: round_parts([row[column] for row in rows], total=above[column] if above else None)
-        for column in MONEY_SUMS
-    }
-
-
-def _charge_table(rows: Sequence[dict[str, Any]], above: RoundedAmounts | None) -> ChargeTable:
-    """Return the table with each column rounded by largest remainder.
-
-    In each row, ``idle`` and ``unmeasured`` absorb the rounding difference.
-    """
-    charged, costs, reserved = _round_columns(rows, above).values()
-    groups = [
-        _charge_group(row, charged[index], costs[index], reserved[index]) for index, row in enumerate(rows)
-    ]
+def _total(rows: list[dict[str, Any]], groups: list[ChargeGroup]) -> ChargeGroup:
     covered = [row["covered_sum"] for row in rows if row["covered_sum"] is not None]
-    total = ChargeGroup(
+    return ChargeGroup(
         key=None,
         name="",
-        gpu_hours=sum(group.gpu_hours for group in groups),
+        corrected_month=None,
+        gpu_hours=to_gpu_hours(sum(row["slot_sum"] for row in rows)),
         used=_sum_amounts(group.used for group in groups),
         idle=_sum_amounts(group.idle for group in groups),
         unmeasured=_sum_amounts(group.unmeasured for group in groups),
         reserved_unused=_sum_amounts(group.reserved_unused for group in groups),
+        idle_share=_sum_amounts(group.idle_share for group in groups),
         charged=_sum_amounts(group.charged for group in groups),
         cost=_sum_amounts(group.cost for group in groups),
         coverage=_coverage(sum(covered) if covered else None, sum(row["held_sum"] for row in rows)),
-        lines=sum(group.lines for group in groups),
-    )
-    return ChargeTable(groups, total)
-
-
-def _charge_group(row: dict[str, Any], charged: Decimal, cost: Decimal, reserved: Decimal) -> ChargeGroup:
-    """Return the group of one row with its rounded amounts.
-
-    The charge of held time is divided into used, idle and unmeasured.
-    """
-    held = charged - reserved
-    measured = min(held, _measured_cents(row["measured_sum"])) if held > 0 else ZERO
-    used = min(measured, _measured_cents(row["busy_sum"]))
-    return ChargeGroup(
-        key=row["group_key"],
-        name=row["group_name"] or "",
-        gpu_hours=to_gpu_hours(row["slot_sum"]),
-        used=used,
-        idle=measured - used,
-        unmeasured=held - measured,
-        reserved_unused=reserved,
-        charged=charged,
-        cost=cost,
-        coverage=_coverage(row["covered_sum"], row["held_sum"]),
-        lines=row["line_count"],
     )
 
 
-def _sum_amounts(amounts: Any) -> Decimal:
+def _sum_amounts(amounts: Iterable[Decimal]) -> Decimal:
     return sum(amounts, ZERO)
-
-
-def _measured_cents(amount: float | Decimal | None) -> Decimal:
-    """Return an amount derived from measured use, in cents, never below zero."""
-    return max(ZERO, round_amount(Decimal(str(amount or 0)), CENT))
 
 
 def _coverage(covered: float | None, held: float) -> float | None:

@@ -14,8 +14,6 @@ from django.db.models import Max, Min, Q, QuerySet
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.models import Charge, ChargedUntil, Rollup
 
-HELD_BUCKETS = ("used", "preempted", "hardware_lost")
-
 # dimension -> (SQL column of the group's key, SQL column of its name). HARDWARE_JOINS_SQL and WORK_JOINS_SQL
 # define the table aliases.
 USAGE_DIMENSIONS: dict[str, tuple[str, str]] = {

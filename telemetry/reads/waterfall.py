@@ -11,8 +11,9 @@ from decimal import Decimal
 from django.db.models import Sum
 
 from telemetry.core.amounts import MICRO, ZERO, round_amount, round_parts, split_amount
+from telemetry.core.charge_model import HELD_BUCKETS
 from telemetry.models import Charge
-from telemetry.reads.usage_filters import HELD_BUCKETS, UsageFilters, to_gpu_hours
+from telemetry.reads.usage_filters import UsageFilters, to_gpu_hours
 from telemetry.reads.usage_rows import UsageRows
 
 

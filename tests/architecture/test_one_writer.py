@@ -26,6 +26,9 @@ WRITERS = {
     "SampleGap": ("telemetry/ingest/watermarks.py", "telemetry/rollups/host_hours.py"),
     "Rollup": ("telemetry/rollups/roll_up.py",),
     "Charge": ("telemetry/money/charge_rows.py", "telemetry/money/settlement.py"),
+    # The lines and cells of charges are written by SQL in telemetry/ledger.
+    "StatementLine": ("telemetry/money/shared_idle.py",),
+    "ChargeCell": ("telemetry/money/shared_idle.py",),
     "Statement": ("telemetry/money/statements.py",),
     "Submission": ("portal/services/",),
     "Approval": ("portal/services/",),

@@ -19,7 +19,9 @@ from scheduler.services import removal
 from telemetry.core.guarantees import GuaranteeStep, guaranteed_slot_seconds
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.idle_shares import load_idle_weights
-from telemetry.money.statement_lines import idle_cost_by_team, open_month_lines
+from telemetry.money.shared_idle import idle_cost_by_team
+from telemetry.money.statement_lines import statement_lines
+from telemetry.money.statements import set_idle_payer
 from tests.telemetry.rows import at, hold, workload
 from tests.world import A100, H100, World, units_of
 
@@ -167,7 +169,8 @@ def test_the_idle_cost_of_the_statement_follows_the_guarantees_of_its_month(rate
     charge_all_gpus(at(21, 5))
     set_guarantee(rates, rates.robotics.team, 0, at(9, day=16))
     set_guarantee(rates, rates.vision.team, 0, at(9, day=16))
-    lines = [line for line in open_month_lines(MARCH, "guarantee") if line.bucket == "unallocated"]
+    assert set_idle_payer(MARCH, "guarantee")
+    lines = [line for line in statement_lines(MARCH) if line.bucket == "unallocated"]
     h100 = {line.team: line.cost for line in lines if line.model == H100}
     assert set(h100) == {"Vision", "Language", "Robotics"}
     assert sum(h100.values()) == Decimal("2.40") * 16 * 12
@@ -187,7 +190,9 @@ def test_the_preview_of_a_payer_equals_the_lines_of_its_statement(rates: World, 
     )
     charge_all_gpus(at(12, 5))
     shares = idle_cost_by_team(MARCH, payer)
-    lines = open_month_lines(MARCH, payer)
+    assert set_idle_payer(MARCH, payer)
+    lines = statement_lines(MARCH)
     assert sum(shares.values()) == sum(line.cost for line in lines if line.bucket == "unallocated")
     expected = {"operator": {""}, "guarantee": {"Vision", "Language", "Robotics"}, "use": {"", "Vision"}}
     assert set(shares) == expected[payer]
+    assert idle_cost_by_team(MARCH, payer) == shares

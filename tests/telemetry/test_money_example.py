@@ -14,7 +14,7 @@ from telemetry.core.amounts import ZERO, split_amount
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.core.charge_pieces import lost_time
 from telemetry.core.guarantees import GuaranteeStep, guaranteed_slot_seconds
-from telemetry.models import Charge, ChargeBucketChoices
+from telemetry.models import Charge, ChargeBucketChoices, StatementLine
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.reconciliation import IDLE_BUCKETS, OVERHEAD_BUCKETS, UNCHARGED_BUCKETS
 from telemetry.money.statement_key import signed_text
@@ -143,6 +143,16 @@ def test_the_documented_difference_is_found_by_the_audit(world: World, root: Pat
 def test_the_documented_text_of_a_signature_is_signed(root: Path) -> None:
     text = signed_text(date(2026, 3, 1), "DIGEST").decode()
     assert f"`{text}`" in (root / "docs" / "money.md").read_text()
+
+
+def test_the_documented_cents_equal_the_cents_of_the_code(world: World, root: Path) -> None:
+    price(H100, "0.004", since=at(0, day=1))
+    for unit, team in zip(units_of(world.hosts["alpha"]), world.teams, strict=False):
+        hold(workload(world, team), unit, at(9), at(10), end_code="finished")
+    charge_all_gpus(at(10, 5))
+    lines = StatementLine.objects.filter(bucket="used").select_related("team").order_by("pk")
+    rows = [f"| {line.team.name} | {line.charged} | {line.charged_cents} |" for line in lines if line.team]
+    assert documented_table(root, "cents") == rows
 
 
 def test_every_bucket_is_documented(root: Path) -> None:

@@ -15,7 +15,7 @@ from scheduler import services
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Allocation, Run, Workload
 from telemetry.budgets.budget_checks import check_budgets
-from telemetry.models import Budget, Charge, Price, Rollup, Sample
+from telemetry.models import Budget, Price, Rollup, Sample
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.rate_card import load_rates
 from telemetry.reads.budget_status import find_budget_status
@@ -219,40 +219,6 @@ def test_charges_drill_down_from_cost_centre_to_lines_and_sum_at_each_step(morni
     lines = charge_lines(MARCH, **where)
     assert sum(line.charged for line in lines) == top.charged
     assert all(line.allocation_id for line in lines)
-
-
-def test_a_drill_down_sums_to_the_rounded_amount_of_its_row(morning: World) -> None:
-    """Use three cost centres of 0.4 cents each, which cost 1 cent in total."""
-    gpu = units_of(morning.hosts["alpha"])[0].gpu
-    for code in ("A", "B", "C"):
-        Charge.objects.create(
-            pool=morning.shared,
-            month=MARCH,
-            bucket="used",
-            start=at(1),
-            end=at(2),
-            slots=1,
-            slot_seconds=3600,
-            gpu=gpu,
-            model=H100,
-            team_name="T",
-            cost_centre=code,
-            cost="0.004",
-            charged="0.004",
-            created_at=at(3),
-        )
-    lines = Charge.objects.filter(team_name="T")
-    above = charges_by("cost_centre", MARCH, lines)
-    assert sorted(group.charged for group in above.groups) == [
-        Decimal("0.00"),
-        Decimal("0.00"),
-        Decimal("0.01"),
-    ]
-    for row in above.groups:
-        below = charges_by("team", MARCH, lines, cost_centre=row.key)
-        assert (below.total.charged, below.total.cost) == (row.charged, row.cost)
-        lowest = charges_by("project", MARCH, lines, cost_centre=row.key, team=below.groups[0].key)
-        assert lowest.total.charged == row.charged
 
 
 def test_charged_time_is_split_into_busy_idle_and_unmeasured(morning: World) -> None:

@@ -15,6 +15,7 @@ from portal.services.money.months import IDLE_PAYERS
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from scheduler.models import WorkloadType
 from telemetry.models import MAX_FORGIVEN_MINUTES, Charge, ChargeBucketChoices, CostCentre, Price
+from telemetry.money.billing_months import corrected_month
 
 
 class UsageQuery(StrictSerializer):
@@ -71,7 +72,16 @@ class ChargeShape(ResponseSerializer):
     cost_centre = serializers.CharField()
     charged = serializers.DecimalField(max_digits=18, decimal_places=6)
     corrects = serializers.IntegerField(source="corrects_id", allow_null=True)
+    corrected_month = serializers.SerializerMethodField(
+        help_text="first day of the closed month that the line corrects; null: none"
+    )
     simulated = serializers.BooleanField()
+
+    @extend_schema_field(serializers.DateField(allow_null=True))
+    def get_corrected_month(self, charge: Charge) -> str | None:
+        """Return the first day of the closed month that the line corrects."""
+        corrected = corrected_month(charge.month, charge.start)
+        return corrected.isoformat() if corrected else None
 
     def get_gpu_hours(self, charge: Charge) -> float:
         """Return the charged use in GPU-hours."""

@@ -10,24 +10,19 @@ from django.db.models import Q, QuerySet
 
 from portal import policy
 from portal.models import User
-from portal.wording import budget_texts, money_texts
+from portal.wording import budget_texts, correction_texts, money_texts
 from portal.wording.pages import money_pages
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.models import Gpu, Pool, Project, Workload
 from telemetry.budgets.budget_periods import period_of
 from telemetry.core.amounts import ZERO
 from telemetry.models import Budget, BudgetMeasure, BudgetPeriod, Charge, IdlePayer, Price, Statement
-from telemetry.money import statement_lines, statements
+from telemetry.money import shared_idle, statements
 from telemetry.money.refund_limits import load_refund_limits
 from telemetry.reads.budget_status import BudgetStatus, budget_statuses
+from telemetry.reads.chargeback import group_names
+from telemetry.reads.corrections import correction_blocks
 from telemetry.reads.prices import load_current_prices
-
-DIMENSION_NAME_FIELDS = {
-    "team": "team_name",
-    "project": "project_name",
-    "workload": "workload_name",
-    "user": "user_name",
-}
 
 
 def statement_of(month: date) -> Statement | None:
@@ -107,19 +102,20 @@ def _budget_bar(view: BudgetStatus) -> dict[str, Any]:
     }
 
 
-def dimension_name(dimension: str, key: Any, month: date, lines: QuerySet[Charge]) -> str:
-    """Return the name that the month's charge lines store for a key, such as the name of a team for its id.
-
-    A dimension without stored names, such as the model, uses the key itself as the name.
-    """
-    if dimension not in DIMENSION_NAME_FIELDS:
-        return str(key or "none")
-    column = "pk" if key is None else f"{dimension}_id"
-    if key is None:
+def dimension_name(dimension: str, key: Any, month: date) -> str:
+    """Return the name of a key on a month's pages, such as the name of a team for its id."""
+    if key is None or key == "":
         return money_pages.DEDICATED_UNUSED if dimension == "project" else "none"
-    return lines.filter(month=month, **{column: key}).values_list(
-        DIMENSION_NAME_FIELDS[dimension], flat=True
-    ).first() or str(key)
+    return group_names(dimension, [key], month).get(key) or str(key)
+
+
+def correction_rows(viewer: User, month: date, where: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the visible corrections of closed months, each with a sentence for every cause."""
+    blocks = correction_blocks(month, policy.visible_charges(viewer), policy.visible_cells(viewer), **where)
+    return [
+        {"block": block, "causes": [correction_texts.cause_sentence(*cause) for cause in block.causes]}
+        for block in blocks
+    ]
 
 
 def charged_workload(viewer: User, pk: int | None) -> Workload | None:
@@ -219,7 +215,7 @@ def idle_payer_effects(month: date) -> list[dict[str, Any]]:
     Each row has the name of a team and the amounts by IdlePayer. The row with the name "" is the operator's
     part.
     """
-    shares = {payer: statement_lines.idle_cost_by_team(month, payer) for payer in IdlePayer.values}
+    shares = {payer: shared_idle.idle_cost_by_team(month, payer) for payer in IdlePayer.values}
     names = sorted(
         {name for by_team in shares.values() for name in by_team}, key=lambda name: (not name, name)
     )

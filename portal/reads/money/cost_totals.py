@@ -7,12 +7,11 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import Count, F, Q, Sum
-from django.db.models.functions import Trunc
+from django.db.models import F, Q, Sum
 
 from scheduler.models import Allocation, Team
 from telemetry.core.amounts import round_amount
-from telemetry.models import Charge
+from telemetry.models import Charge, ChargeCell, StatementLine
 from telemetry.reads.prices import CurrentPrices, load_current_prices
 
 Prices = CurrentPrices
@@ -40,10 +39,9 @@ def workload_costs(
     without a price is absent from the result, because its cost is unknown.
     """
     these = {f"{of}__in": ids}
-    lines = Charge.objects.filter(**these).values_list(f"{of}_id")
-    rows = list(lines.annotate(sum=Sum("charged"), unpriced=Count("pk", filter=Q(price=None))))
-    sums: dict[int, Decimal] = {pk: Decimal(amount) for pk, amount, _ in rows}
-    unknown = {pk for pk, _, unpriced in rows if unpriced}
+    cells = ChargeCell.objects.filter(**these).values_list(f"{of}_id")
+    sums: dict[int, Decimal] = dict(cells.annotate(sum=Sum("charged_cents")))
+    unknown = set(Charge.objects.filter(**these, price=None).values_list(f"{of}_id", flat=True))
     held = Allocation.objects.filter(**these).filter(
         Q(period__upper_inf=True)
         | Q(unit__gpu__charged__isnull=True)
@@ -70,24 +68,20 @@ def workload_costs(
 
 def team_spending(teams: Iterable[Team], month: date) -> dict[int, Decimal]:
     """Return the sum of the charges of each team in a month so far, by team id."""
-    rows = (
-        Charge.objects.filter(team__in=teams, month=month).values_list("team_id").annotate(sum=Sum("charged"))
-    )
-    return {team: round_amount(Decimal(amount)) for team, amount in rows}
+    lines = StatementLine.objects.filter(team__in=teams, statement__month=month)
+    return dict(lines.values_list("team_id").annotate(sum=Sum("charged_cents")))
 
 
 def charge_lines_of(workload: int) -> list[dict[str, Any]]:
-    """Return a workload's charges, summed by day, model and bucket.
+    """Return a workload's charges in cents, summed by day, model, bucket and corrected month.
 
-    A bucket says how the time was used. Reversed charges have sums of their own.
+    A bucket says how the time was used. ``corrected`` is the month that the charges correct; None for other
+    charges. Charges that were reversed within their month are left out.
     """
     rows = (
-        Charge.objects.filter(workload=workload)
-        .annotate(day=Trunc("start", "day"))
-        .values("day", "bucket", "model", "reversal")
-        .annotate(
-            slot_seconds=Sum("slot_seconds"), used=Sum("evidence__used_slot_seconds"), amount=Sum("charged")
-        )
-        .order_by("day", "bucket", "reversal")
+        ChargeCell.objects.filter(workload=workload)
+        .values("day", bucket=F("line__bucket"), model=F("line__model"), corrected=F("line__corrected_month"))
+        .annotate(seconds=Sum("slot_seconds"), amount=Sum("charged_cents"))
+        .order_by("day", "bucket", "model", "corrected")
     )
-    return [dict(row) for row in rows]
+    return [dict(row) for row in rows if row["seconds"] or row["amount"]]

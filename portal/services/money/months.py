@@ -94,7 +94,7 @@ def set_idle_payer(
     with transaction.atomic():
         statement = statements.get_or_create_statement(month)
         before = audit.audited_fields(statement, "idle_payer")
-        if not Statement.objects.filter(pk=statement.pk, state="open").update(idle_payer=payer):
+        if not statements.set_idle_payer(month, payer):
             raise OperationRejected("idle_payer_is_fixed", {"month": month.isoformat()}, field="month")
         statement.refresh_from_db()
         audit.record(

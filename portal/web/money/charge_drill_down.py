@@ -9,7 +9,6 @@ from datetime import date, datetime
 from typing import Any
 
 from django.core.paginator import Paginator
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 
@@ -24,7 +23,6 @@ from portal.web.page.access import InvalidAddress, address_checks, current_user
 from portal.wording.charge_line_texts import bucket_label
 from portal.wording.pages import money_pages
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
-from telemetry.models import Charge
 from telemetry.reads.chargeback import DRILL_DOWN, charge_lines, charges_by
 
 # Groupings of the first level: (dimension, label).
@@ -44,22 +42,19 @@ CSV_CHUNK = 2000  # lines that are read from the database at once
 
 
 def workload_charge_lines(
-    request: HttpRequest,
-    month: date,
-    lines: QuerySet[Charge],
-    where: dict[str, Any],
-    scope: ChargeScope,
-    now: datetime,
+    request: HttpRequest, month: date, where: dict[str, Any], scope: ChargeScope, now: datetime
 ) -> HttpResponseBase:
     """Render the last level: the charge lines of one workload, each with its allocation."""
+    user = current_user(request)
+    lines = policy.visible_charges(user)
     rows = charge_lines(month, lines, **where)
     if requested_format(request) == "csv":
         streamed = rows.select_related("price").iterator(chunk_size=CSV_CHUNK)
-        return charge_lines_csv(streamed, month, scope, policy.sees_owner_cost(current_user(request)))
+        return charge_lines_csv(streamed, month, scope, policy.sees_owner_cost(user))
     page = Paginator(rows.select_related("price", "gpu__host", "pool"), LINES_PER_PAGE).get_page(
         request.GET.get("page")
     )
-    table = charges_by("bucket", month, lines, **where)
+    table = charges_by("bucket", month, policy.visible_cells(user), **where)
     context = {
         "month": month,
         "page": page,
@@ -72,8 +67,11 @@ def workload_charge_lines(
             for line in page
         ],
         "total": table.total,
-        "path": breadcrumbs(request, month, lines, where),
-        "workload": reads.charged_workload(current_user(request), where.get("workload")),
+        "corrected": table.corrected,
+        "charged": table.charged,
+        "corrections": reads.correction_rows(user, month, where) if table.corrections else [],
+        "path": breadcrumbs(request, month, where),
+        "workload": reads.charged_workload(user, where.get("workload")),
         "simulated": reads.is_simulated(month),
         "scope": scope,
         "now": now,
@@ -148,9 +146,7 @@ def group_choices(request: HttpRequest, current: str) -> list[dict[str, Any]]:
     return rows
 
 
-def breadcrumbs(
-    request: HttpRequest, month: date, lines: QuerySet[Charge], where: dict[str, Any]
-) -> list[dict[str, Any]]:
+def breadcrumbs(request: HttpRequest, month: date, where: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the steps from the month to this level, each with its label and URL."""
     steps: list[dict[str, Any]] = []
     query = request.GET.copy()
@@ -159,6 +155,6 @@ def breadcrumbs(
     steps.append({"label": f"{month:%B %Y}", "url": f"?{query.urlencode()}"})
     for name, key in where.items():
         query[name] = "" if key is None else str(key)
-        label = reads.dimension_name(name, key, month, lines)
+        label = reads.dimension_name(name, key, month)
         steps.append({"label": f"{DIMENSION_LABELS[name]} {label}", "url": f"?{query.urlencode()}"})
     return steps

@@ -44,15 +44,15 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     month, scope = month_or_404(request.GET.get("month"), now), charge_scope(user)
     if scope.kind == "none":
         return _no_charges(request, month, scope)
-    lines = policy.visible_charges(user)
+    cells = policy.visible_cells(user)
     where = drill_down_filters(request, user, month)
     dimension, wanted = grouping_dimension(request, where), requested_format(request)
     if wanted.startswith("statement"):
         policy.require(user, "charges.see_all")
         return _statement_download(month, current_currency(request), digest=wanted == "statement-sha256")
     if dimension is None:
-        return workload_charge_lines(request, month, lines, where, scope, now)
-    table = charges_by(dimension, month, lines, **where)
+        return workload_charge_lines(request, month, where, scope, now)
+    table = charges_by(dimension, month, cells, **where)
     if wanted == "csv":
         return charge_groups_csv(table, dimension, month, scope, policy.sees_owner_cost(user))
     see_all = policy.may(user, "charges.see_all")
@@ -66,10 +66,11 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         "see_all": see_all,
         "conservation": reads.conservation_equation(month) if see_all and not where else None,
         "table": table,
+        "corrections": reads.correction_rows(user, month, where) if table.corrections else [],
         "rows": [group_row(request, group, dimension) for group in table.groups],
         "dimension": DIMENSION_LABELS[dimension],
         "choices": group_choices(request, dimension) if not where else [],
-        "path": breadcrumbs(request, month, lines, where),
+        "path": breadcrumbs(request, month, where),
         "budgets": reads.budget_rows(user, month, now),
         "checks": close_checks(month) if see_all and month < month_of(now) and not where else None,
         "may_close": policy.may(user, "statement.close") and month < month_of(now),

@@ -13,12 +13,13 @@ from portal.reads.money.charge_scope import ChargeScope
 from portal.web.page.csv_export import CsvResponse, complete_csv_response
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from telemetry.models import Charge
+from telemetry.money.billing_months import corrected_month
 from telemetry.reads.chargeback import ChargeGroup, ChargeTable
 
-AMOUNT_COLUMNS = ("gpu_hours", "used", "idle", "unmeasured", "reserved_unused", "charged")
+AMOUNT_COLUMNS = ("gpu_hours", "used", "idle", "unmeasured", "reserved_unused", "idle_share", "charged")
 LINE_COLUMNS = ("id", "start", "end", "bucket", "model", "gpu_seconds", "price_per_gpu_hour", "charged")
 OWNER_COLUMNS = ("cost_centre", "team", "project", "user", "workload")
-TRACE_COLUMNS = ("allocation", "corrects", "simulated")
+TRACE_COLUMNS = ("allocation", "corrects", "corrected_month", "simulated")
 # The column that says whose charges the file has: a value of ``ChargeScope.kind``.
 SCOPE_COLUMN = "scope"
 
@@ -33,18 +34,25 @@ def text_download(text: str, name: str, content_type: str) -> HttpResponse:
 def charge_groups_csv(
     table: ChargeTable, dimension: str, month: date, scope: ChargeScope, with_cost: bool
 ) -> CsvResponse:
-    """Return the grouped charges as CSV. ``with_cost`` adds the cost that the GPUs have for their owner."""
-    head = (dimension, *AMOUNT_COLUMNS, *_cost_column(with_cost), "coverage", SCOPE_COLUMN)
-    groups = [*((group.name or "none", group) for group in table.groups), ("total", table.total)]
+    """Return the grouped charges as CSV. ``with_cost`` adds the cost that the GPUs have for their owner.
+
+    The total is that of the month's own charges. A correction of a closed month is a row with that month.
+    """
+    head = (dimension, "corrected_month", *AMOUNT_COLUMNS, *_cost_column(with_cost), "coverage", SCOPE_COLUMN)
+    groups = [
+        *((group.name or "none", group) for group in (*table.groups, *table.corrections)),
+        ("total", table.total),
+    ]
     rows = ([name, *_group_cells(group, with_cost), scope.kind] for name, group in groups)
     return complete_csv_response(f"charges-{month:%Y-%m}-by-{dimension}.csv", head, rows)
 
 
 def _group_cells(group: ChargeGroup, with_cost: bool) -> list[Any]:
-    amounts = [group.used, group.idle, group.unmeasured, group.reserved_unused, group.charged]
+    parts = [group.used, group.idle, group.unmeasured, group.reserved_unused, group.idle_share]
     cost = [group.cost] if with_cost else []
     coverage = None if group.coverage is None else f"{group.coverage:.4f}"
-    return [f"{group.gpu_hours:.4f}", *amounts, *cost, coverage]
+    corrected = _month_text(group.corrected_month)
+    return [corrected, f"{group.gpu_hours:.4f}", *parts, group.charged, *cost, coverage]
 
 
 def charge_lines_csv(rows: Iterable[Charge], month: date, scope: ChargeScope, with_cost: bool) -> CsvResponse:
@@ -73,8 +81,13 @@ def _line_cells(line: Charge, with_cost: bool) -> list[Any]:
         line.workload_name,
         line.allocation_id,
         line.corrects_id,
+        _month_text(corrected_month(line.month, line.start)),
         line.simulated,
     ]
+
+
+def _month_text(month: date | None) -> str | None:
+    return None if month is None else f"{month:%Y-%m}"
 
 
 def _cost_column(with_cost: bool) -> tuple[str, ...]:

@@ -164,19 +164,19 @@ def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
 
 def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> dict[str, Any]:
     lines = cost_totals.charge_lines_of(workload.pk)
-    written = sum((Decimal(line["amount"]) for line in lines), Decimal(0))
+    written = sum((line["amount"] for line in lines), Decimal(0))
     rows = [
         [
             f"{line['day']:%d %b %Y}",
             workload_pages.BUCKET_LABELS.get(line["bucket"], line["bucket"])
-            + (", reversed" if line["reversal"] else ""),
+            + (workload_pages.CORRECTED.format(month=line["corrected"]) if line["corrected"] else ""),
             gpu_model(line["model"]),
-            _gpu_hours_figure(line["slot_seconds"]),
-            money(round_amount(Decimal(line["amount"])), currency),
+            _gpu_hours_figure(line["seconds"]),
+            money(line["amount"], currency),
         ]
         for line in lines
     ]
-    so_far = details.cost if details.cost is not None else round_amount(written)
+    so_far = details.cost if details.cost is not None else written
     table = {
         "caption": "Charges by day",
         "columns": [
@@ -187,7 +187,7 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
             {"label": "Charged", "numeric": True},
         ],
         "rows": rows,
-        "total": ["Total", "", "", "", money(round_amount(written), currency)],
+        "total": ["Total", "", "", "", money(written, currency)],
         "empty": workload_pages.NOTHING_CHARGED,
     }
     readings = [
@@ -195,7 +195,7 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
             "label": "Total cost" if workload.state == WorkloadState.ENDED else "So far",
             "value": money(so_far, currency),
         },
-        {"label": "Already charged", "value": money(round_amount(written), currency)},
+        {"label": "Already charged", "value": money(written, currency)},
     ]
     return {"cost_table": table, "cost_readings": readings + _price_readings(workload, details, currency)}
 

@@ -42,6 +42,7 @@ CHART_LATER = "A chart is drawn from the second reading on."
 NOTHING_CHARGED = "Nothing is charged yet; the current hour is charged when it is over."
 PRICE_LATER_LABEL = "Per hour, once it runs"
 
+CORRECTED = ", correction of {month:%B %Y}"
 BUCKET_LABELS = {
     "used": "Held by this workload",
     "reserved_unused": "Reserved, not used",
