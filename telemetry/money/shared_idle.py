@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import date
 from decimal import Decimal
+from typing import Any
 
 from django.db.models import Sum
 
@@ -147,19 +148,20 @@ def _write_team_line(
     line: StatementLine, team: int, cost_centre: str, days: list[tuple[date, int, Decimal]]
 ) -> int:
     """Write a team's line for idle time with one cell per day, at cost. Return the id of the line."""
-    row, made = StatementLine.objects.get_or_create(
-        statement_id=line.statement_id,
-        pool_id=line.pool_id,
-        cost_centre=cost_centre,
-        team_id=team,
-        project=None,
-        workload_type="",
-        model=line.model,
-        bucket=line.bucket,
-        corrected_month=line.corrected_month,
-        idle_share=True,
-        gpu_hours=None,
-    )
+    key: dict[str, Any] = {
+        "statement_id": line.statement_id,
+        "pool_id": line.pool_id,
+        "cost_centre": cost_centre,
+        "team_id": team,
+        "project": None,
+        "workload_type": "",
+        "model": line.model,
+        "bucket": line.bucket,
+        "corrected_month": line.corrected_month,
+        "idle_share": True,
+        "gpu_hours": None,
+    }
+    row, made = StatementLine.objects.get_or_create(**key)
     written = {} if made else {cell.day: (cell.slot_seconds, cell.cost) for cell in row.cells.all()}
     if not made and written == {day: (seconds, cost) for day, seconds, cost in days}:
         return row.pk
