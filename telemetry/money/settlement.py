@@ -155,7 +155,7 @@ def _is_fully_charged(allocation: Allocation, slot_seconds: int) -> bool:
     """Return True if ``slot_seconds`` is the whole time of the allocation."""
     start, end = floor_to_second(allocation.period.lower), floor_to_second(allocation.period.upper)
     slots = allocation.slots.upper - allocation.slots.lower
-    return slot_seconds == slots * int((end - start).total_seconds())
+    return bool(slot_seconds == slots * int((end - start).total_seconds()))
 
 
 def settle_cost_centres(now: datetime) -> int:
