@@ -184,7 +184,7 @@ def versions() -> list[Any]:
 
 def test_a_charge_that_is_reversed_in_its_month_leaves_nothing_in_its_cell(rates: World) -> None:
     unit = units_of(rates.hosts["alpha"])[0]
-    allocation = hold(workload(rates, rates.language), unit, at(9))
+    allocation = hold(workload(rates, rates.language), unit, at(11, 50))
     charge_all_gpus(at(12, 30))
     end_hold(allocation, at(12, 45), "killed_at_grace")
     charge_all_gpus(at(13, 10))
