@@ -93,7 +93,7 @@ def closed_by_version_0_1(rates: World) -> World:
         "DELETE FROM telemetry_statementline WHERE shared_out",
         "UPDATE telemetry_statementline SET pool_id = NULL, team_id = NULL, project_id = NULL,"
         " idle_share = false, slot_seconds = 0, cost = 0, charged = 0 WHERE gpu_hours IS NOT NULL",
-        "UPDATE telemetry_statement SET csv_format = 1 WHERE state = 'closed'",
+        "UPDATE telemetry_statement SET digest_format = 1 WHERE state = 'closed'",
     )
     Team.objects.filter(pk=rates.vision.team.pk).update(name="Renamed team")
     Pool.objects.filter(pk=rates.shared.pk).update(name="Renamed pool")
