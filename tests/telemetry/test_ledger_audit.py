@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from telemetry.audit import ledger_audit
 from telemetry.audit.ledger_audit import LedgerDifference, audit_ledger
 from telemetry.core.charge_model import HARDWARE_FAULT_END_CODES, PREEMPTION_END_CODES
+from telemetry.ledger.sums import add_to_sums
 from telemetry.models import Charge, Price, Statement
 from telemetry.money import statements
 from telemetry.money.charges import charge_all_gpus
@@ -132,7 +133,10 @@ def test_gpus_without_any_line_are_found(busy_march: World) -> None:
 
 
 def test_a_line_moved_to_another_team_keeps_the_month_open(busy_march: World) -> None:
-    """Two inserted rows move a charge: a reversal, and the same line for another team."""
+    """Two inserted rows move a charge: a reversal, and the same line for another team.
+
+    They are also added to the sums of statement lines, so that only the audit finds them.
+    """
     line, other = used_line(), busy_march.language
     reversal_of(line)
     moved = insert_copy(
@@ -148,6 +152,7 @@ def test_a_line_moved_to_another_team_keeps_the_month_open(busy_march: World) ->
         (moved.pk, "team", f"allocation {line.allocation_id}"),
         (moved.pk, "project", f"allocation {line.allocation_id}"),
     }
+    add_to_sums([*Charge.objects.filter(corrects=line).values_list("pk", flat=True)])
     with rejected(f"line {moved.pk}: .*allocation {line.allocation_id}"):
         statements.close_month(month=MARCH, closed_by=busy_march.finance, now=AFTER)
     assert Statement.objects.get(month=MARCH).state == "open"
