@@ -23,7 +23,7 @@ from tests.world import World
 pytestmark = pytest.mark.django_db
 MARCH = dt.date(2026, 3, 1)
 AFTER = dt.datetime(2026, 4, 1, 2, 0, tzinfo=dt.UTC)
-migration = importlib.import_module("telemetry.migrations.0007_sums_of_earlier_charges")
+migration = importlib.import_module("telemetry.migrations.0009_sums_of_earlier_charges")
 GUARDED_TABLES = ("telemetry_statement", "telemetry_statementline", "telemetry_chargecell")
 SUM_COLUMNS = ("slot_seconds", "cost", "charged", "cost_cents", "charged_cents", "used_cents", "idle_cents")
 
