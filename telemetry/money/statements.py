@@ -29,8 +29,8 @@ from telemetry.money.billing_months import month_of
 from telemetry.money.close_checks import SAMPLES_ARRIVED, audit_check, close_checks, missing_samples
 from telemetry.money.reconciliation import reconcile_costs, reconciliation_in_cents
 from telemetry.money.shared_idle import assign_month_cents
-from telemetry.money.statement_digest import DIGEST_FORMAT, digest_of, previous_month
-from telemetry.money.statement_key import StatementKeyError, sign_digest
+from telemetry.money.signing.statement_digest import DIGEST_FORMAT, digest_of, previous_month
+from telemetry.money.signing.statement_key import StatementKeyError, sign_digest
 from telemetry.money.statement_lines import freeze_lines
 
 

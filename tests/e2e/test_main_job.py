@@ -594,7 +594,7 @@ def test_6_the_month_adds_up_can_be_downloaded_and_is_closed_permanently(story: 
     page.get_by_label("Price").fill("99")
     page.get_by_label("Owner's cost").fill("98")
     page.get_by_role("button", name="Set the price").click()
-    expect(page.locator("main")).to_contain_text("A price never changes the past.")
+    expect(page.locator("main")).to_contain_text("is already charged until")
     finance.assert_form_was_rejected()
     finance.check()
     again = page.request.get(f"{story.demo.url}/chargeback/?month={month}&format=statement")

@@ -64,10 +64,11 @@ def test_an_update_of_evidence_waits_for_lines_that_are_being_written(held: Allo
     assert ChargeEvidence.objects.get().covered_slot_seconds == 840 * 3600
 
 
-def test_without_the_lock_an_update_misses_a_line_that_is_being_written(
+def test_without_its_locks_an_update_misses_a_line_that_is_being_written(
     held: Allocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage_evidence, "lock_for_update", lambda: None)
+    monkeypatch.setattr(usage_evidence, "lock_ledger", lambda: None)
     assert run_update_while_lines_are_written(held) == [None, 0]
     assert ChargeEvidence.objects.get().covered_slot_seconds == 0
 

@@ -17,7 +17,7 @@ from telemetry.core.guarantees import GuaranteeStep, guaranteed_slot_seconds
 from telemetry.models import Charge, ChargeBucketChoices, StatementLine
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.reconciliation import IDLE_BUCKETS, OVERHEAD_BUCKETS, UNCHARGED_BUCKETS
-from telemetry.money.statement_key import signed_text
+from telemetry.money.signing.statement_key import signed_text
 from tests.telemetry.rows import at, cost_centre, hold, host_state, insert_copy, price, reservation, workload
 from tests.world import H100, World, units_of
 

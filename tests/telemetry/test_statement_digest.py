@@ -16,10 +16,10 @@ from django.core.management import CommandError, call_command
 from telemetry.models import Charge, CostCentre, Price, Statement, StatementLine
 from telemetry.money import statements
 from telemetry.money.charges import charge_all_gpus
-from telemetry.money.statement_digest import digest_lines
+from telemetry.money.signing.statement_digest import digest_lines
+from telemetry.money.signing.statement_key import make_key
+from telemetry.money.signing.statement_verification import verify_statement
 from telemetry.money.statement_export import statement_csv
-from telemetry.money.statement_key import make_key
-from telemetry.money.statement_verification import verify_statement
 from tests.portal.rejections import rejected
 from tests.telemetry.rows import change_in_place
 from tests.telemetry.test_statements import AFTER, APRIL, MARCH, busy_march

@@ -10,8 +10,8 @@ from django.db.models import Q, QuerySet
 
 from portal import policy
 from portal.models import User
-from portal.wording import budget_texts, correction_texts, money_texts
-from portal.wording.pages import money_pages
+from portal.wording import budget_texts, money_texts
+from portal.wording.pages import correction_texts, money_pages
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.models import Gpu, Pool, Project, Workload
 from telemetry.budgets.budget_periods import period_of

@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from telemetry.money.statement_key import StatementKeyError, make_key
+from telemetry.money.signing.statement_key import StatementKeyError, make_key
 
 
 class Command(BaseCommand):

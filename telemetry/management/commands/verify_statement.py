@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from telemetry.management.commands._month_argument import month_argument
 from telemetry.models import Statement, StatementState
-from telemetry.money.statement_verification import StatementVerification, verify_statement
+from telemetry.money.signing.statement_verification import StatementVerification, verify_statement
 
 
 class Command(BaseCommand):

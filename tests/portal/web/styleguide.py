@@ -141,6 +141,11 @@ def _figures_in_words() -> dict[str, Any]:
             {"label": "Agent", "value": "0.9.2, last sync 3 s ago"},
             {"label": "Runs", "value": "vessel-seg", "url": "#"},
         ],
+        "charge_scope": {
+            "sentence": "As finance you see the charges of every team.",
+            "others": ["A team lead sees those of the team.", "A member sees the own charges."],
+        },
+        "forecast": {"expected": 6240, "low": 5900, "high": 6600},
         "quotas": [
             {"label": "H100 80GB", "text": "4 of 8", "scale": 12, "used": 4, "mark": 8},
             {

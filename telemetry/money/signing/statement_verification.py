@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from telemetry.models import Statement
-from telemetry.money.statement_digest import digest_of
-from telemetry.money.statement_key import StatementSignature, signature_problem
+from telemetry.money.signing.statement_digest import digest_of
+from telemetry.money.signing.statement_key import StatementSignature, signature_problem
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Compute, sign and verify the digests of closed months."""
