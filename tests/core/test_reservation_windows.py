@@ -41,6 +41,7 @@ from scheduler.core.promises.reservation_windows import (
     free_units_by_time,
     free_windows,
 )
+from scheduler.core.promises.unserved import unserved_reservations
 from scheduler.core.reasons import ReasonCode
 
 NOW, HOUR, GPU = 1_000_000 // 900 * 900, 3600, SLOTS_PER_GPU
@@ -180,6 +181,19 @@ def test_maintenance_and_closed_hosts_block_a_window() -> None:
     assert answer.first_windows[0] == ReservationWindow(SOONEST, SOONEST + 2 * HOUR)
     closed = pool_of(1, hosts=(HostInfo(1, "h1", 1, schedulable=False, closed_code="drained"),))
     assert check(closed, Ask(1)).code == ReasonCode.WINDOW_FULL
+
+
+def test_a_bound_reservation_keeps_its_units_if_maintenance_leaves_it_no_others() -> None:
+    both_hosts = Ask(8, hosts=2)
+    units = tuple(h * 10 + g for h in (1, 2) for g in range(8))
+    bound = ReservationInfo(7, RED, 1, 1, both_hosts, NOW - HOUR, NOW + 4 * HOUR, units)
+    for begins in (NOW - HOUR, NOW + HOUR):
+        pool = pool_of(2, reservations=(bound,), maintenance=(MaintenanceInfo(2, begins, NOW + 8 * HOUR),))
+        answer = check(pool, Ask(1), NOW + HOUR, NOW + 2 * HOUR)
+        assert answer.code == ReasonCode.WINDOW_FULL
+        assert answer.first_windows[0].start == NOW + 4 * HOUR
+        assert window_violations(pool, Ask(1), RED, 1, NOW + HOUR, NOW + 2 * HOUR, answer, NOW) == []
+        assert [row.reservation for row in unserved_reservations(pool, 1, NOW)] == [7]
 
 
 FULL = HostInfo(1, "h1", 1, schedulable=False, closed_code=ReasonCode.HOST_FULL)

@@ -8,7 +8,7 @@ reservation's window. If the window begins before an eviction could be complete,
 count. New work is placed on tentative units only if it ends or can be evicted before the reservation starts.
 
 A bound reservation also gets tentative units if its hosts have maintenance before its end. It needs them from
-the beginning of the maintenance on.
+the beginning of the maintenance on. If there are none, it keeps its present units.
 
 A team's guarantee is the number of slots that it can always have. The slots that it holds above its guarantee
 are borrowed.
@@ -209,10 +209,27 @@ class PromiseTimeline:
         ]
 
     def _add_reservations(self, exclude: int | None) -> None:
-        """Add the intervals of bound reservations, then choose tentative units for all other reservations."""
-        self._add_bound([r for r in self.state.reservations if r.id != exclude])
-        unbound = list(self.to_be_bound.values())
-        self.tentative_units, self._tentative_slots = self._most_that_can_be_kept(unbound), {}
+        """Add the intervals of bound reservations, then choose tentative units for all other reservations.
+
+        A bound reservation that finds no other units for the time of a maintenance keeps its present units.
+        Its units are then promised to its end, and the tentative units of the others are chosen again.
+        """
+        reservations = [r for r in self.state.reservations if r.id != exclude]
+        maintenance = self.promised_intervals
+        staying: set[int] = set()
+        while True:
+            self.promised_intervals, self._promised_slots_cache = list(maintenance), {}
+            self._add_bound(reservations, staying)
+            unbound = [r for r in self.to_be_bound.values() if r.id not in staying]
+            self.tentative_units, self._tentative_slots = self._most_that_can_be_kept(unbound), {}
+            without_other_units = {
+                r.id
+                for r in reservations
+                if r.units and r.id in self.to_be_bound and r.id not in self.tentative_units
+            }
+            if without_other_units <= staying:
+                break
+            staying |= without_other_units
         for reservation in unbound:
             for unit in self.tentative_units.get(reservation.id, ()):
                 self.promised_intervals.append(
@@ -221,18 +238,20 @@ class PromiseTimeline:
                     )
                 )
 
-    def _add_bound(self, reservations: list[ReservationInfo]) -> None:
+    def _add_bound(self, reservations: list[ReservationInfo], staying: set[int]) -> None:
         """Add the intervals in which bound reservations have their units.
 
         If maintenance begins before a reservation's end, the interval ends when the maintenance begins. The
-        rest of the reservation goes into ``to_be_bound``, like the reservations without units. Finally copy
-        all intervals to arrays.
+        rest of the reservation goes into ``to_be_bound``, like the reservations without units. The intervals
+        of ``staying`` reservations last to their ends. Finally copy all intervals to arrays.
         """
         for reservation in reservations:
             relocation = relocation_of(self.state, reservation)
             if relocation is not None or not reservation.units:
                 self.to_be_bound[reservation.id] = relocation or reservation
             start = min(reservation.start, self.state.now)
+            if reservation.id in staying:
+                relocation = None
             end = reservation.end if relocation is None else relocation.start
             for unit in (self.state.unit_index[u] for u in reservation.units if u in self.state.unit_index):
                 self.promised_intervals.append(
