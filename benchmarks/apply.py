@@ -26,8 +26,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from scheduler.cycle import core_values
-
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 SERVICES = ("postgres", "valkey")
@@ -100,7 +98,7 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
 
     from scheduler.core.model.snapshot_delta import sort_rows
     from scheduler.core.planner import plan
-    from scheduler.cycle import snapshot
+    from scheduler.cycle import core_values, snapshot
     from scheduler.cycle.apply import apply_plan
     from scheduler.cycle.recording import CycleRecorder
 
