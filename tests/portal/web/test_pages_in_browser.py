@@ -216,7 +216,7 @@ def test_a_log_keeps_its_scroll_position_when_its_job_ends(
     for page in (back, marks):
         expect(page.locator("#log.as-it-was")).to_have_count(1)
     assert back.evaluate("document.getElementById('log').scrollTop") == 100
-    # A browser sends the events of scrolling and selecting with the next frame. A page behind others may get none.
+    # Scroll and selection events come with the next frame. A page behind another one may get no frame.
     back.bring_to_front()
     back.evaluate("(log => { log.scrollTop = log.scrollHeight; })(document.getElementById('log'))")
     expect(back.locator("#log.as-it-was")).to_have_count(0)
