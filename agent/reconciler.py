@@ -69,7 +69,7 @@ class HostReconciler:
         self._lease_until = 0.0
         self._busy = asyncio.Lock()  # one reconciliation at a time
         self._reconcile_task: asyncio.Task[None] | None = None
-        self._reconcile_needed = False  # True: the desired state changed after the last reconciliation began
+        self._reconcile_needed = False  # True: another reconciliation was requested after the last one began
 
     def take_over(self, hardware: GpuInventory) -> None:
         """Use this inventory from now on."""
@@ -101,7 +101,7 @@ class HostReconciler:
         for name in [name for name in self._runs.waiting if name not in named]:
             del self._runs.waiting[name]
             self._reporter.note_change()
-        with log_disk_errors("the agent starts that the server knows"):
+        with log_disk_errors("the ids of this agent's starts"):
             self._state.starts.known()
 
     def _note_undesired_runs(self, named: set[str], is_old: bool) -> None:
@@ -121,7 +121,7 @@ class HostReconciler:
     async def reconcile_with_timeout(self) -> None:
         """Start reconciling and wait at most RECONCILE_WAIT_SECONDS.
 
-        The next frame is handled only after this call, and it renews the leases. A long wait here would
+        The next frame renews the leases, and it is handled only after this call. A long wait here would
         therefore let the leases expire.
         """
         await asyncio.wait((self._start_reconciling(),), timeout=RECONCILE_WAIT_SECONDS)
@@ -185,8 +185,8 @@ class HostReconciler:
     def _plan(self, desired: Desired) -> list[Action]:
         """Return the actions to do now, in their order.
 
-        First come fast actions such as stops, then other slow actions, then starts. No stop then waits for a
-        slow action.
+        Fast actions such as stops are first. Refusals and changes of time limits are slow, so they follow.
+        Starts are last. No stop then waits for a slow action.
         """
         actions = plan_actions(
             desired,

@@ -2,7 +2,7 @@
 
 If a setting is invalid, the process prints one line and does not start.
 
-All environment variables of the product are declared here and documented in docs/operations.md.
+All environment variables of the server are declared here and documented in docs/operations.md.
 tests/architecture/test_documentation.py compares the declarations with the documentation.
 """
 
@@ -88,7 +88,8 @@ class EnvironmentSettings:
     def allowed_hosts(self) -> list[str]:
         """Return the host names that requests may use.
 
-        These are the portal's own name, and the names of loopback for probes and tests.
+        These are the portal's own name, the names of loopback for probes, and in tests the name of Django's
+        test client.
         """
         own = urlsplit(self.portal_url).hostname or ""
         return [own, *(name for name in ("localhost", "127.0.0.1") if name != own)] + (
@@ -167,7 +168,7 @@ def _secret_key(variables: Mapping[str, str]) -> str:
 
 
 def _database(variables: Mapping[str, str]) -> Mapping[str, Any]:
-    allowed = "postgresql://USER:PASSWORD@HOST:PORT/NAME (a socket folder as HOST is written with %2F for /)"
+    allowed = "postgresql://USER:PASSWORD@HOST:PORT/NAME (if HOST is a socket folder, write %2F for each /)"
     value = _required(variables, "DATABASE_URL", allowed)
 
     def parse(url: str) -> Mapping[str, Any]:

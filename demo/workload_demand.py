@@ -46,7 +46,7 @@ class DemandStream:
     kind: str = "job"
     profile: str = ""
     preemptible: bool = True
-    utilisation: float = 75.0  # mean per cent of busy time while the work runs; rollups vary around it
+    utilisation: float = 75.0  # mean in per cent; each workload draws its own mean around this value
 
 
 @dataclass(frozen=True)

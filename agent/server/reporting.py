@@ -266,7 +266,7 @@ class ServerReporter:
             self._proving = asyncio.create_task(self._prove(desired.challenge))
         with log_disk_errors("the spool"):
             self._commit(desired)
-        with log_disk_errors("how far logs were sent"):
+        with log_disk_errors("the positions up to which logs were sent"):
             self._keep_log_marks()
 
     async def _prove(self, challenge: str) -> None:

@@ -31,8 +31,8 @@ class _OwnershipChange:
     old: int
     new: int
     device: int
-    skipped: int = 0  # entries that keep their owner
-    # By inode of each file with several names: the number of its names below the folder.
+    skipped: int = 0  # see ``chown_tree``
+    # The number of names below the folder, by inode. Only files with several names are counted.
     names: Counter[int] = field(default_factory=Counter)
 
 
@@ -43,7 +43,9 @@ def chown_tree(folder: Path, *, old: int, new: int) -> int:
     of other file systems and device nodes keep their owner. A file that also has a name outside of ``folder``
     keeps its owner too.
 
-    Return the number of entries of ``old`` that were skipped. Raises OSError.
+    Return the number of skipped entries: files of ``old`` that also have a name outside of ``folder``, and
+    folders below MAX_DEPTH. A skipped folder counts as one entry, and its content is skipped too. Raises
+    OSError.
     """
     descriptor = os.open(folder, OPEN_FOLDER)
     try:
@@ -56,7 +58,7 @@ def chown_tree(folder: Path, *, old: int, new: int) -> int:
     return change.skipped
 
 
-# Not split: each entry is examined once, by descriptor, and belongs to exactly one branch.
+# Not split: each entry of a folder belongs to exactly one branch.
 def _chown_folder(folder: int, depth: int, change: _OwnershipChange, *, only_count: bool) -> None:
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries]

@@ -1,4 +1,4 @@
-"""Register faults by their names, and define the faults that kill processes.
+"""Register faults by their names, and define the faults that kill processes or empty Valkey.
 
 A fault is an action with a pass condition.
 """

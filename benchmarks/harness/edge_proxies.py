@@ -13,21 +13,21 @@ import threading
 class EdgeProxies:
     """One TCP proxy ("gate") for each host, all in one thread. A closed gate forwards no bytes.
 
-    While ``rng`` is set, the gates drop, duplicate, delay or reorder whole WebSocket frames in both
-    directions.
+    While ``rng`` is set, the gates drop, duplicate, delay or reorder whole text frames of WebSockets
+    in both directions.
     """
 
     def __init__(self, edge_port: int) -> None:
         self.edge_port = edge_port
         self.rng: random.Random | None = None
-        self.frames = 0  # frames that passed while rng was set
+        self.frames = 0  # text frames that arrived while rng was set
         self.disturbed = 0  # how many of these frames were disturbed
         self._open: dict[str, asyncio.Event] = {}
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="gates", daemon=True).start()
 
     def make(self, host: str, address: str) -> int:
-        """Start a gate for a host that listens on ``address``, and return its port."""
+        """Start the gate of a host on the IP address ``address``. Return the gate's port."""
         return asyncio.run_coroutine_threadsafe(self._make(host, address), self._loop).result(10)
 
     def set(self, host: str, is_open: bool) -> None:

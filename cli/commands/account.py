@@ -17,7 +17,7 @@ from cli.session import CliSession, cli, command
     "--token",
     prompt="Token",
     hide_input=True,
-    help="Created in the portal under API tokens; - reads it from standard input.",
+    help="A token from the portal's page API tokens. Give - to read the token from standard input.",
 )
 def sign_in(session: CliSession, url: str, token: str) -> None:
     """Store the portal's address and a token, after testing them."""

@@ -1,9 +1,9 @@
 """Warn about idle notebooks, and stop them.
 
-A notebook is idle if no kernel is busy, no user is active and its GPU is idle, for the idle limit of its
-pool. An open page alone is not activity. A page counts as activity while messages pass through a kernel or a
-terminal, or while its user does something. A notebook without GPU readings never counts as idle, so it stops
-only at its time limit. See docs/notebooks.md.
+A notebook is idle while no kernel is busy, no user is active and its GPU is idle. It is stopped when it has
+been idle for the idle limit of its pool. An open page alone is not activity. A page counts as activity while
+messages pass through a kernel or a terminal, or while its user does something. A notebook without GPU
+readings never counts as idle, so it stops only at its time limit. See docs/notebooks.md.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _edge_activity(run: Run) -> dict[str, Any]:
         text = nudge.redis_connection().get(f"{WORKSPACE_KEY_PREFIX}{run.public_id}")
         value = json.loads(text) if isinstance(text, bytes | str) else {}
     except (redis.RedisError, ValueError):
-        # The caller then counts any open connection that the agent reports as activity.
+        # If the agent reports an open connection, the caller then treats the notebook as active.
         return {}
     return value if isinstance(value, dict) else {}
 

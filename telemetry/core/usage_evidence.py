@@ -1,8 +1,8 @@
 """Compute the measured use of a charge line from the rollups of its allocation.
 
-An hour is taken from its rollup. If several lines of one allocation share an hour, its minutes divide the use
-among the lines. Minutes count only if the hour was merged from them: after their deletion, the hour is
-divided by time.
+The use in an hour is read from the rollup of the hour. If several lines of one allocation share an hour, the
+rollups of its minutes show which part belongs to which line. Rollups of minutes are deleted after some time.
+If they no longer cover the hour, its use is divided in proportion to the time of each line.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def hour_parts(start: int, end: int) -> Iterator[tuple[int, int, int]]:
 def needs_minutes(low: int, high: int, hour: HeldUsage | None) -> bool:
     """Return True if the hour's rollup alone does not tell the use in ``[low, high)``.
 
-    This is the case if the allocation held its unit for more of the hour, or if there is no rollup yet.
+    This is the case if the allocation also held its unit outside of this interval, or if the hour has no
+    rollup yet.
     """
     return hour is None or hour.held > high - low + WHOLE_HOLD_TOLERANCE_SECONDS
 

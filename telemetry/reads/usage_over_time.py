@@ -39,8 +39,8 @@ def usage_over_time(
 ) -> list[UsageSeries]:
     """Return the mean held and busy GPUs per ``step``: one series for each group of ``dimension``.
 
-    Without a dimension, one series contains all holds. ``step`` is a whole number of hours. The default step
-    depends on the length of the period. Raises ValueError for any other step or an unknown dimension.
+    Without a dimension, one series contains all holds. The default step depends on the length of the period.
+    Raises ValueError if ``step`` is not a whole number of hours or the dimension is unknown.
     """
     step = step or _default_step(filters)
     hours = step / timedelta(hours=1)

@@ -115,7 +115,7 @@ def environment_of(
     ],
     ids=["one group", "two groups", "unknown", "one GPU", "slices"],
 )
-def test_nccl_uses_nvlink_only_if_the_topology_is_known(
+def test_the_nvlink_level_is_set_only_for_several_whole_gpus_of_one_nvlink_group(
     inventory: GpuInventory, units: list[str], level: str | None
 ) -> None:
     assert environment_of(units, inventory).get("NCCL_P2P_LEVEL") == level
@@ -135,7 +135,7 @@ def test_without_all_addresses_there_is_no_rendezvous_and_host_names_are_used() 
     )
 
 
-def test_the_interface_that_has_the_address_is_set() -> None:
+def test_nccl_uses_the_interface_that_has_the_address_of_the_host() -> None:
     assert addresses.interface_of("127.0.0.1") == "lo"
     assert addresses.interface_of("192.0.2.77") == addresses.interface_of("gpu-07.example.org") == ""
     assert environment_of([], hardware(), interface="lo")["NCCL_SOCKET_IFNAME"] == "=lo"

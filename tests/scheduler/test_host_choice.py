@@ -75,7 +75,7 @@ def test_no_work_is_placed_on_a_host_with_a_full_disk(world: World) -> None:
     assert {host_of(workload) for workload in workloads[:2]} == {"beta"}
 
 
-def test_work_that_fits_only_full_hosts_names_them_and_starts_once_a_disk_has_space(
+def test_the_reason_names_the_full_hosts_and_the_work_starts_once_a_disk_has_space(
     world: World,
 ) -> None:
     agents = agents_of(world)
@@ -177,7 +177,7 @@ def test_several_hosts_are_avoided_for_a_limited_time(world: World) -> None:
     assert len(row.avoids) == MAX_AVOIDED_HOSTS and row.avoids[-1] == pks[0]
 
 
-def test_a_failed_program_avoids_no_host(world: World) -> None:
+def test_a_workload_whose_program_fails_avoids_no_host(world: World) -> None:
     work = workload(world, world.vision, most_retries=2)
     assert fail(work, world, "alpha", 0, "failed").avoids == []
 

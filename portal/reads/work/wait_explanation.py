@@ -282,8 +282,8 @@ def alternative_windows(workload: Workload, user: User, now: datetime) -> list[A
     """Return the first windows in which a waiting workload's hardware can be reserved for its runtime limit.
 
     The result is empty if the workload no longer waits, if its runtime limit is longer than the pool's
-    longest reservation, or if the user may not reserve for the project. Each window starts so late that the
-    user can fill in the form before.
+    longest reservation, or if the user may not reserve for the project. Each window starts late enough that
+    the user can fill in the form first.
     """
     pool, project = workload.pool, workload.project
     length = max(timedelta(seconds=workload.max_runtime_seconds), MIN_RESERVATION_WINDOW)
@@ -306,9 +306,9 @@ def alternative_windows(workload: Workload, user: User, now: datetime) -> list[A
 def fair_share_rows(pool: Pool, mine: Collection[int] | int, now: datetime) -> list[dict[str, Any]]:
     """Return one row per team of the pool, with its use in GPUs and GPU-hours.
 
-    The team with the least use relative to its fair share comes first. ``mine`` is the id of the viewer's
-    team, or the ids of several teams. Rows of other teams are included, because every user of a pool may see
-    the sums of its teams.
+    The team with the least use relative to its fair share comes first. ``mine`` is the id of the team
+    whose row is marked, or the ids of several teams. Rows of other teams are included, because every user of
+    a pool may see the sums of its teams.
     """
     rows: list[FairnessRow] = cached_answer(
         ("fairness", pool.pk), now, lambda: explanations.fairness_rows(pool, now)

@@ -56,7 +56,7 @@ class GpuRequestForm(ServiceForm):
     count = forms.ChoiceField(label="GPUs", choices=GPU_COUNT_CHOICES, widget=forms.RadioSelect, initial="1")
     units_other = forms.IntegerField(label="How many", required=False)
     hosts = forms.IntegerField(
-        label="Hosts", required=False, initial=1, help_text="Each host gives this number of GPUs."
+        label="Hosts", required=False, initial=1, help_text="The number of GPUs is per host."
     )
     start = forms.DateTimeField(
         label="Start",

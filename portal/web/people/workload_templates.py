@@ -26,7 +26,7 @@ class WorkloadTemplateForm(ServiceForm):
     hosts = forms.IntegerField(
         initial=1,
         label="Hosts",
-        help_text="Each host gives the number of GPUs or slices. More than one only for jobs.",
+        help_text="The number of GPUs or slices is per host. Only jobs can use several hosts.",
     )
     profile = forms.CharField(
         max_length=60,

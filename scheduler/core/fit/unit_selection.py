@@ -116,8 +116,8 @@ def kinds_in_order(state: PoolState, ask: Ask) -> list[int]:
     """Return the kinds of units that serve an ask, in the order in which the planner tries them.
 
     If the ask lists models, this is the order of its list. Otherwise the least capable kind comes first.
-    Among equally capable kinds, the kind whose model other work needs least comes first (lowest
-    ``model_price``).
+    Among equally capable kinds, the kind with the lowest ``model_price`` comes first, because other work
+    needs its model least.
     """
     kinds = state.kinds_for(ask)
     if ask.models or len(kinds) < 2 or not has_equally_capable_models(state.hardware):
@@ -189,7 +189,7 @@ def placement_terms(state: PoolState, ask: Ask, kind: int, units: list[int]) -> 
 
 
 def largest_island(state: PoolState, kind: int, free: Mask) -> Ints:
-    """Return, for each host, the largest number of available units of a kind that one NVLink island has."""
+    """Return, for each host, the largest number of available units of ``kind`` within one NVLink island."""
     islands = nvlink_islands(state.hardware)
     chosen = units_of_kind_in(state, kind, intersection(free, islands.of >= 0))
     members = np.bincount(islands.of[chosen], minlength=len(islands.host))

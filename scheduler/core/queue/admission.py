@@ -69,7 +69,7 @@ class AdmissionCheck:
     def _gate(self, queued: QueuedWorkload) -> tuple[str, ReasonNumbers, int | None] | None:
         """Return (code, numbers, expected start) if a gate, a back-off or the reservation prevents a start.
 
-        The expected start is None if it is unknown. The result is None if nothing of these prevents a start.
+        The expected start is None if it is unknown. The result is None if none of these prevents a start.
         """
         now = self.state.now
         if queued.gate:

@@ -1,4 +1,4 @@
-"""Provide API clients in the shared organisation: one per role, with a token."""
+"""Provide the shared organisation as of now, and API clients that authenticate with a token."""
 
 from __future__ import annotations
 

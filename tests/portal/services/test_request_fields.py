@@ -114,7 +114,7 @@ def test_hardware_is_stored_shown_and_planned(declared: RequestField) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("declared", FIELDS, ids=name_of)
-def test_the_form_shows_the_errors_of_every_field(world: World, declared: RequestField) -> None:
+def test_the_request_form_has_every_field(world: World, declared: RequestField) -> None:
     options = GpuRequestOptions.of(world.vision.member, world.now, "EUR")
     form = GpuRequestForm(options=options)
     assert FIELD_FOR_ARGUMENT.get(declared.argument, declared.argument) in form.fields

@@ -1,4 +1,4 @@
-"""Test pages of request options: changed reservations, dependencies, arrays, preferences, budgets."""
+"""Test the pages of reservations, dependencies, arrays, preferences, GPU-hours and borrowed GPUs."""
 
 from __future__ import annotations
 
