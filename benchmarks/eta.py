@@ -98,5 +98,5 @@ class EstimateSample:
         self.record.note_estimate(refusal.workload, now, refusal.expected_start)
 
     def started(self, workload: int, now: int) -> None:
-        """Record the start of a job, from which later estimates learn."""
+        """Record the start of a job. Later estimates use it."""
         self.record.started(workload, now)

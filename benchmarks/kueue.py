@@ -14,8 +14,8 @@ An evicted workload stops at once and later starts again from the beginning. The
 seconds, so one of its seconds represents one millisecond of the test.
 
 ``decision_seconds`` is the time that the engine spends on changes and plans. Kueue's published figure also
-includes an API server and its store. ``time_to_admission`` is a mean in simulated seconds, in which decisions
-take no time.
+includes an API server and its store. ``time_to_admission`` is a mean in simulated seconds. In simulated time,
+decisions take no time.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def judged(snapshot: Snapshot, planned: Plan, now: int, seed: int) -> list[tuple
 
 
 def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
-    """Return a snapshot with the same rows, in which the rows of each table are in another order."""
+    """Return a snapshot with the same rows, but with the rows of each table in another order."""
     rng = random.Random(seed)
     tables: dict[str, Any] = {}
     for row in fields(snapshot):

@@ -1,4 +1,4 @@
-"""Wait for conditions of an installation, of which some services may be down."""
+"""Wait for conditions of an installation. Some of its services may be down."""
 
 from __future__ import annotations
 

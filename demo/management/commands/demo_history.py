@@ -43,5 +43,5 @@ class Command(BaseCommand):
 
 
 def _save_progress(done: int, total: int, words: str) -> None:
-    """Store the progress in the database, from which the pages show it."""
+    """Store the progress in the database, so that the pages can show it."""
     Organisation.objects.update(history_progress={"done": done, "total": total, "words": words})

@@ -207,9 +207,9 @@ def fleet_totals(groups: list[FleetModelGroup]) -> dict[str, int]:
 
 
 def largest_requests(groups: list[FleetModelGroup]) -> list[dict[str, Any]]:
-    """Return one entry per model: ``free`` whole GPUs, of which ``on_one_host`` and ``elsewhere``.
+    """Return one entry per model. ``free`` is the number of free whole GPUs.
 
-    ``on_one_host`` is the largest number of free GPUs on a single host. ``elsewhere`` is the rest.
+    ``on_one_host`` is the largest number of them on a single host. ``elsewhere`` is the rest.
     """
     asks = []
     for group in groups:

@@ -72,9 +72,9 @@ def requested_run(request: HttpRequest, workload: Workload) -> Run | None:
 
 
 def log_state(workload: Workload, run: Run, end: int) -> dict[str, Any]:
-    """Return the URLs and the event stream of a run's log, of which the page has the bytes up to ``end``.
+    """Return the URLs and the event stream of a run's log.
 
-    ``goes_on`` is True while the log can grow.
+    The page already has the bytes up to ``end``. ``goes_on`` is True while the log can grow.
     """
     base = reverse("job-log", args=[workload.public_id])
     return {

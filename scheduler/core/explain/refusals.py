@@ -287,7 +287,7 @@ class RefusalRecorder:
     def _start_behind_own_team(self, queued: QueuedWorkload) -> tuple[int | None, tuple[int, ...]]:
         """Return (expected start, blockers) of a workload that waits behind other work of its team or user.
 
-        Both are those of the other workload, for which headroom is reserved.
+        Headroom is reserved for this other work, and both values are those of the other work.
         """
         own_headroom = self.state.ledger.reserved_user_headroom.get(queued.user)
         if own_headroom is not None and not any(

@@ -14,7 +14,7 @@ from scheduler.core.model.snapshot import Ask, QueuedWorkload
 
 
 def rank_by_preferences(hardware: PoolHardware, ask: Ask, hosts: Ints, counts: Ints, ranks: Ints) -> Ints:
-    """Return new ranks of the hosts, in which the ask's preferences have more weight than ``ranks``.
+    """Return ranks in which the ask's preferences have more weight than the given ``ranks`` of the hosts.
 
     A host with fewer missing preferred labels comes first. If several hosts are equal in this point and the
     ask is to be spread, the host with the most free units (``counts``) comes first. The last criterion is
