@@ -7,14 +7,16 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
 
 from cli import VERSION
 from cli.credentials import Credentials
 from cli.errors import EXIT_NOT_FOUND, EXIT_NOT_SIGNED_IN, EXIT_REFUSED, EXIT_UNREACHABLE, CliError
 
 TIMEOUT_SECONDS = 30.0
+DOWNLOAD_TIMEOUT_SECONDS = 600.0  # a workbook is complete before its first byte is sent
+DOWNLOAD_PART_BYTES = 1 << 16
 PORTAL_IS_OLDER = "is older than this command"
 UNKNOWN_ADDRESS_MESSAGE = "There is no such address"  # the start of a portal's message for an unknown address
 Json = Any
@@ -41,6 +43,11 @@ class NoRedirectHandler(urllib.request.HTTPRedirectHandler):
         return
 
 
+def read_json(answer: Any) -> Json:
+    """Return the JSON of an answer."""
+    return json.loads(answer.read(), object_hook=ApiObject)
+
+
 class ApiClient:
     """A client of one portal with one person's token."""
 
@@ -62,6 +69,18 @@ class ApiClient:
         """Send a PUT request and return the answer."""
         return self._call("PUT", path, body)
 
+    def download(self, path: str, file: BinaryIO, **query: Any) -> str:
+        """Write the file of an answer to ``file``. Return its media type."""
+        parameters = urllib.parse.urlencode({k: _query_value(v) for k, v in query.items() if v is not None})
+
+        def write(answer: Any) -> str:
+            # An answer that is cut off raises IncompleteRead at its end.
+            while part := answer.read(DOWNLOAD_PART_BYTES):
+                file.write(part)
+            return str(answer.headers.get_content_type())
+
+        return str(self._call("GET", f"{path}?{parameters}", read=write, seconds=DOWNLOAD_TIMEOUT_SECONDS))
+
     def pages(self, path: str, most: int = 1000, **query: Any) -> Iterator[Json]:
         """Yield the rows of a list, page by page, up to ``most`` rows."""
         number = count = 0
@@ -73,7 +92,15 @@ class ApiClient:
             if count >= answer["count"] or not answer["results"]:
                 return
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Json:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        read: Callable[[Any], Any] = read_json,
+        seconds: float | None = None,
+    ) -> Any:
         request = urllib.request.Request(
             f"{self.login.url}/api/v1/{path}",
             method=method,
@@ -87,8 +114,8 @@ class ApiClient:
         )
         try:
             try:
-                with self._opener.open(request, timeout=self.seconds) as answer:
-                    return json.loads(answer.read(), object_hook=ApiObject)
+                with self._opener.open(request, timeout=seconds or self.seconds) as answer:
+                    return read(answer)
             except urllib.error.HTTPError as refusal:
                 raise _error_of_response(refusal.code, refusal.read()) from None
         except (urllib.error.URLError, OSError, http.client.HTTPException) as problem:

@@ -9,6 +9,7 @@ import click
 
 from cli.commands import (
     account,
+    exports,
     fleet,
     gpus,
     health_rules,
@@ -38,6 +39,7 @@ COMMAND_MODULES = (
     maintenance,
     health_rules,
     removal,
+    exports,
     account,
 )  # imported because each module adds its commands to ``cli``
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 from telemetry.core.csv_text import csv_line
@@ -43,11 +44,11 @@ def statement_csv(month: date, currency: str = "") -> str:
 def entries_to_csv(month: date, rows: Iterable[StatementEntry], currency: str, digest_format: int = 2) -> str:
     """Return statement lines as CSV text. In digest format 1 there is no column ``corrected_month``."""
     columns = [name for name in CSV_COLUMNS if name != "corrected_month" or digest_format != 1]
-    lines = (_csv_cells(month, line, currency) for line in rows)
+    lines = (csv_cells(month, line, currency) for line in rows)
     return csv_line(columns) + "".join(csv_line([cells[name] for name in columns]) for cells in lines)
 
 
-def _csv_cells(month: date, line: StatementEntry, currency: str) -> dict[str, Any]:
+def csv_cells(month: date, line: StatementEntry, currency: str) -> dict[str, Any]:
     """Return the values of a line's cells by column."""
     return {
         "month": f"{month:%Y-%m}",
@@ -60,13 +61,13 @@ def _csv_cells(month: date, line: StatementEntry, currency: str) -> dict[str, An
         "bucket": line.bucket,
         "corrected_month": f"{line.corrected_month:%Y-%m}" if line.corrected_month else "",
         "gpu_hours": line.gpu_hours,
-        "covered_share": _format_share(line.covered_share),
-        "used_share": _format_share(line.used_share),
+        "covered_share": _rounded_share(line.covered_share),
+        "used_share": _rounded_share(line.used_share),
         "amount": line.amount,
         "cost": line.cost,
         "currency": currency,
     }
 
 
-def _format_share(share: float | None) -> str:
-    return "" if share is None else f"{share:.4f}"
+def _rounded_share(share: float | None) -> Decimal | None:
+    return None if share is None else Decimal(f"{share:.4f}")

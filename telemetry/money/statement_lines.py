@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 
@@ -57,6 +58,22 @@ def statement_lines(month: date) -> list[StatementEntry]:
 def entries_of_open_month(statement: Statement) -> list[StatementEntry]:
     """Return the lines of a statement that is not closed yet."""
     return _in_order([_open_entry(row) for row in _with_names(statement) if not _nets_to_zero(row)])
+
+
+def entries_of_rows(statement: Statement, rows: Iterable[StatementLine]) -> list[StatementEntry]:
+    """Return some lines of a statement. The figures of a row may be those of a part of its charges.
+
+    Rows must have their pool, team and project loaded.
+    """
+    shown = [row for row in rows if not _nets_to_zero(row)]
+    if statement.state != StatementState.CLOSED:
+        return _in_order([_open_entry(row) for row in shown])
+    return _in_order(
+        [
+            replace(_open_entry(row), pool=row.pool_name, team=row.team_name, project=row.project_name)
+            for row in shown
+        ]
+    )
 
 
 def freeze_lines(statement: Statement) -> None:

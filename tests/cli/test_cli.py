@@ -379,8 +379,13 @@ def examples() -> list[str]:
 
 
 def test_every_example_of_the_documentation_runs(
-    gpupool: Gpupool, sign_in: SignIn, served_world: World
+    gpupool: Gpupool,
+    sign_in: SignIn,
+    served_world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # for the files that examples write
     lead = served_world.vision.lead
     User.objects.filter(pk=lead.pk).update(operator=True)
     type(served_world.static).objects.filter(pk=served_world.static.pk).update(slug="vision-only")
@@ -400,6 +405,8 @@ def test_every_example_of_the_documentation_runs(
     for line in lines:
         if line.startswith("login "):
             continue  # `sign_in` has already run it, with a real address
+        if line.startswith("export "):
+            line = line.replace("2026-10", f"{served_world.now:%Y-%m}")
         if line.startswith("host cancel-maintenance "):
             MaintenanceWindow.objects.update(id=int(line.split()[-1]))
         answer = gpupool(*shlex.split(line))

@@ -43,8 +43,7 @@ class UsageShape(ResponseSerializer):
     scope = serializers.CharField(help_text="whose use the lines have, as a sentence")
 
 
-class ChargeQuery(PageQuery):
-    month = serializers.CharField(max_length=20, required=False, help_text="such as 2026-03")
+class ChargeFilters(StrictSerializer):
     cost_centre = serializers.CharField(max_length=40, required=False)
     team = slug_field(required=False)
     project = serializers.CharField(max_length=170, required=False, help_text="as team/project")
@@ -54,6 +53,10 @@ class ChargeQuery(PageQuery):
     workload = serializers.UUIDField(required=False)
     model = serializers.CharField(max_length=60, required=False)
     bucket = serializers.ChoiceField(choices=ChargeBucketChoices.values, required=False)
+
+
+class ChargeQuery(ChargeFilters, PageQuery):
+    month = serializers.CharField(max_length=20, required=False, help_text="such as 2026-03")
 
 
 class ChargeShape(ResponseSerializer):

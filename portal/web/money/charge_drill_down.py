@@ -18,7 +18,7 @@ from portal.models import User
 from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_filters import FILTERS, checked_filters
 from portal.reads.money.charge_scope import ChargeScope
-from portal.web.money.chargeback_csv import charge_lines_csv
+from portal.web.money.exports import export_choices, send_export
 from portal.web.page.access import InvalidAddress, address_checks, current_user
 from portal.wording.charge_line_texts import bucket_label
 from portal.wording.pages import money_pages
@@ -35,10 +35,9 @@ GROUP_CHOICES = (
     ("model", "Model"),
 )
 DIMENSION_LABELS = {**dict(GROUP_CHOICES), "workload": "Workload", "bucket": "Bucket", "pool": "Pool"}
-FORMATS = ("csv", "statement", "statement-sha256")
+FORMATS = ("csv",)
 ADDRESS_PARAMETERS = ("month", "by", *FILTERS, "page", "format")
 LINES_PER_PAGE = 50
-CSV_CHUNK = 2000  # lines that are read from the database at once
 
 
 def workload_charge_lines(
@@ -46,11 +45,10 @@ def workload_charge_lines(
 ) -> HttpResponseBase:
     """Render the last level: the charge lines of one workload, each with its allocation."""
     user = current_user(request)
+    if requested_format(request) == "csv":
+        return send_export(user, month, where, {"kind": "lines"})
     lines = policy.visible_charges(user)
     rows = charge_lines(month, lines, **where)
-    if requested_format(request) == "csv":
-        streamed = rows.select_related("price").iterator(chunk_size=CSV_CHUNK)
-        return charge_lines_csv(streamed, month, scope, policy.sees_owner_cost(user))
     page = Paginator(rows.select_related("price", "gpu__host", "pool"), LINES_PER_PAGE).get_page(
         request.GET.get("page")
     )
@@ -71,6 +69,7 @@ def workload_charge_lines(
         "charged": table.charged,
         "corrections": reads.correction_rows(user, month, where) if table.corrections else [],
         "path": breadcrumbs(request, month, where),
+        "exports": export_choices(request, f"{month:%Y-%m}", scope),
         "workload": reads.charged_workload(user, where.get("workload")),
         "simulated": reads.is_simulated(month),
         "scope": scope,

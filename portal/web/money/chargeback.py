@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from datetime import date
 
 from django.http import HttpRequest, HttpResponseBase
@@ -23,11 +22,10 @@ from portal.web.money.charge_drill_down import (
     requested_format,
     workload_charge_lines,
 )
-from portal.web.money.chargeback_csv import charge_groups_csv, text_download
+from portal.web.money.chargeback_csv import charge_groups_csv
+from portal.web.money.exports import export_choices
 from portal.web.money.months import month_or_404, offset_month
 from portal.web.page.access import current_user, sign_in_required
-from portal.web.page.organisation import current_currency
-from telemetry.money import statement_export
 from telemetry.money.billing_months import month_bounds, month_of, next_month
 from telemetry.money.close_checks import close_checks
 from telemetry.reads.chargeback import charges_by
@@ -47,9 +45,6 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     cells = policy.visible_cells(user)
     where = drill_down_filters(request, user, month)
     dimension, wanted = grouping_dimension(request, where), requested_format(request)
-    if wanted.startswith("statement"):
-        policy.require(user, "charges.see_all")
-        return _statement_download(month, current_currency(request), digest=wanted == "statement-sha256")
     if dimension is None:
         return workload_charge_lines(request, month, where, scope, now)
     table = charges_by(dimension, month, cells, **where)
@@ -69,6 +64,7 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         "corrections": reads.correction_rows(user, month, where) if table.corrections else [],
         "rows": [group_row(request, group, dimension) for group in table.groups],
         "dimension": DIMENSION_LABELS[dimension],
+        "exports": export_choices(request, f"{month:%Y-%m}", scope),
         "choices": group_choices(request, dimension) if not where else [],
         "path": breadcrumbs(request, month, where),
         "budgets": reads.budget_rows(user, month, now),
@@ -89,12 +85,3 @@ def _no_charges(request: HttpRequest, month: date, scope: ChargeScope) -> HttpRe
     if "format" in request.GET:
         policy.require(current_user(request), "charges.see_all")
     return render(request, "manage/chargeback_none.html", {"month": month, "scope": scope})
-
-
-def _statement_download(month: date, currency: str, *, digest: bool) -> HttpResponseBase:
-    """Return the statement as CSV, or its SHA-256 digest in the format of the command ``sha256sum``."""
-    text, name = statement_export.statement_csv(month, currency), f"statement-{month:%Y-%m}.csv"
-    if digest:
-        line = f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n"
-        return text_download(line, f"{name}.sha256", "text/plain")
-    return text_download(text, name, "text/csv")

@@ -2,7 +2,16 @@
 
 from django.urls import path
 
-from portal.web.money import budgets, charge_line, chargeback, idle_payer, month_close, rate_card, utilisation
+from portal.web.money import (
+    budgets,
+    charge_line,
+    chargeback,
+    exports,
+    idle_payer,
+    month_close,
+    rate_card,
+    utilisation,
+)
 
 urlpatterns = [
     path("utilisation/", utilisation.utilisation, name="utilisation"),
@@ -10,6 +19,7 @@ urlpatterns = [
     path("chargeback/", chargeback.chargeback, name="chargeback"),
     path("chargeback/rates/", rate_card.rate_card, name="rate-card"),
     path("chargeback/budgets/", budgets.budgets, name="budgets"),
+    path("chargeback/<str:month>/export/", exports.export, name="export"),
     path("chargeback/<str:month>/idle/", idle_payer.idle_payer, name="idle-payer"),
     path("chargeback/lines/<int:pk>/", charge_line.charge_line_page, name="charge-line"),
     path("chargeback/<str:month>/close/", month_close.month_close, name="month-close"),

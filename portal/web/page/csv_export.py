@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from asgiref.sync import sync_to_async
-from django.http import StreamingHttpResponse
-
-from telemetry.core.csv_text import csv_line
+from portal.streamed_file import StreamedFile
+from telemetry.core.csv_text import csv_line, with_end_line
 
 MAX_CSV_ROWS = 50_000
 LINES_PER_PART = 500
-# The only cell with text in the last line of a complete file.
-END_CELL = "# rows: {rows} sha256: {digest}"
-
-
-class CsvResponse(StreamingHttpResponse):
-    """A CSV download that is written while it is sent, so that its size needs no memory.
-
-    Django would collect all parts of a synchronous iterator first when it serves them asynchronously.
-    """
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the parts. Each is made in the thread of the request, which owns the database connection."""
-        parts = iter(self)
-        while (part := await sync_to_async(_next_part)(parts)) is not None:
-            yield part
-
-
-def _next_part(parts: Iterator[bytes]) -> bytes | None:
-    return next(parts, None)
 
 
 def timed_file_name(name: str, now: datetime) -> str:
@@ -41,7 +19,7 @@ def timed_file_name(name: str, now: datetime) -> str:
     return f"{name}-{now:%Y%m%d-%H%M}.csv"
 
 
-def csv_response(file_name: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> CsvResponse:
+def csv_response(file_name: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> StreamedFile:
     """Return ``rows`` as a streamed CSV file with the header ``head``.
 
     Cells that a spreadsheet would execute as formulas are escaped.
@@ -49,19 +27,17 @@ def csv_response(file_name: str, head: Sequence[str], rows: Iterable[Sequence[An
     return _download(file_name, _lines(head, rows))
 
 
-def complete_csv_response(file_name: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> CsvResponse:
+def complete_csv_response(file_name: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> StreamedFile:
     """Return a streamed CSV file whose last line proves that the file was not cut off.
 
     The first cell of the last line has the number of rows, and the SHA-256 digest of all bytes before this
     line. The other cells are empty. The header is not counted as a row.
     """
-    return _download(file_name, _with_end_line(_lines(head, rows), len(head)))
+    return _download(file_name, with_end_line(_lines(head, rows), len(head)))
 
 
-def _download(file_name: str, lines: Iterator[str]) -> CsvResponse:
-    response = CsvResponse(_parts(lines), content_type="text/csv; charset=utf-8")
-    response.headers["Content-Disposition"] = f'attachment; filename="{file_name}"'
-    return response
+def _download(file_name: str, lines: Iterator[str]) -> StreamedFile:
+    return StreamedFile(file_name, "text/csv; charset=utf-8", _parts(lines))
 
 
 def _parts(lines: Iterator[str]) -> Iterator[str]:
@@ -72,12 +48,3 @@ def _parts(lines: Iterator[str]) -> Iterator[str]:
 def _lines(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
     yield csv_line(head)
     yield from map(csv_line, rows)
-
-
-def _with_end_line(lines: Iterator[str], columns: int) -> Iterator[str]:
-    digest, rows = hashlib.sha256(), -1  # the header is no row
-    for line in lines:
-        digest.update(line.encode())
-        rows += 1
-        yield line
-    yield csv_line([END_CELL.format(rows=rows, digest=digest.hexdigest()), *[""] * (columns - 1)])

@@ -189,6 +189,8 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "statements/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
     ("GET", "statements/{month}/"): ({}, (404,) * 8),
     ("POST", "statements/{month}/close/"): ({}, (403, 403, 403, 403, 403, 403, 400, 403)),
+    # 400 for finance and auditors: the address has a month without charges.
+    ("GET", "statements/{month}/export/"): ({}, (400,) * 8),
     ("GET", "statements/{month}/idle-payer/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
     ("PUT", "statements/{month}/idle-payer/"): (
         {"payer": "use"},

@@ -46,7 +46,7 @@ def addresses(work: Workload) -> list[tuple[str, dict[str, str]]]:
     chargeback, period = reverse("chargeback"), {"start": "2026-01-01", "end": "2026-02-01"}
     groups = [(chargeback, {"month": MONTH, "format": "csv", "by": by}) for by, _ in GROUP_CHOICES]
     lines = (chargeback, {"month": f"{work.submitted_at:%Y-%m}", "format": "csv", "workload": str(work.pk)})
-    statement = (chargeback, {"month": MONTH, "format": "statement"})
+    exports = [(reverse("export", args=[MONTH]), {"kind": kind}) for kind in ("statement", "lines")]
     charts = [
         (reverse("utilisation-csv", args=[chart]), period | {"by": by})
         for chart in utilisation_charts.CHART_ORDER
@@ -55,7 +55,7 @@ def addresses(work: Workload) -> list[tuple[str, dict[str, str]]]:
     lists = [
         (reverse(name), {"format": "csv"}) for name in ("audit", "jobs", "queue", "notebooks", "volumes")
     ]
-    return [*groups, lines, statement, *charts, *lists]
+    return [*groups, lines, *exports, *charts, *lists]
 
 
 def test_no_cell_of_any_file_begins_like_a_formula(formulas: World, charged: Workload) -> None:

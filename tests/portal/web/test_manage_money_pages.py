@@ -82,26 +82,14 @@ def test_members_see_their_own_charges_and_others_none(world: World, charged: Wo
     theirs = signed_in(world.language.lead).get(reverse("chargeback"), {"month": MONTH}).content.decode()
     assert "CC-vision" in mine and "Does it add up?" not in mine
     assert "CC-vision" not in theirs and "Nothing is charged to your teams or to you in this month" in theirs
-    assert (
-        signed_in(world.language.lead)
-        .get(reverse("chargeback"), {"month": MONTH, "format": "statement"})
-        .status_code
-        == 403
-    )
 
 
-def test_finance_closes_the_month_once_and_its_download_does_not_change(
-    world: World, charged: Workload
-) -> None:
+def test_finance_closes_the_month_once(world: World, charged: Workload) -> None:
     client = signed_in(world.finance)
     assert "every second of every GPU" in client.get(reverse("month-close", args=[MONTH])).content.decode()
-    before = client.get(reverse("chargeback"), {"month": MONTH, "format": "statement"}).content
     assert client.post(reverse("month-close", args=[MONTH]), {"why": "on time"}).status_code == 302
     assert Statement.objects.get(month="2026-01-01").state == "closed"
     assert "Not signed" in client.get(reverse("chargeback"), {"month": MONTH}).content.decode()
-    world.vision.team.name = "Renamed"
-    world.vision.team.save()
-    assert client.get(reverse("chargeback"), {"month": MONTH, "format": "statement"}).content == before
     assert client.post(reverse("month-close", args=[MONTH]), {"why": "again"}).status_code == 400
 
 

@@ -127,6 +127,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "rate-card": ("GET", ALL),
     "budgets": ("GET", ALL),
     "month-close": ("GET", FINANCE),
+    "export": ("GET", (404,) * 8),  # the address lacks the kind of the export
     "idle-payer": ("GET", (403, 403, 403, 403, 403, 403, 200, 200)),
     "teams": ("GET", ALL),
     "team": ("GET", TEAM),
@@ -220,6 +221,7 @@ class SampleObjects:
             "array-cancel": [self.array.public_id],
             "utilisation-csv": ["waterfall"],
             "month-close": [f"{timezone.now():%Y-%m}"],
+            "export": [f"{timezone.now():%Y-%m}"],
             "idle-payer": [f"{timezone.now():%Y-%m}"],
             "charge-line": [self.charge.pk],
             "team": ["vision"],

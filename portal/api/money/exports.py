@@ -1,0 +1,69 @@
+"""Implement the endpoint that sends the charges of a month as a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.renderers import BaseRenderer
+from rest_framework.request import Request
+
+from portal import policy
+from portal.api.base.views import ApiView
+from portal.api.money.serializers import ChargeFilters
+from portal.reads.money.charge_filters import FILTERS, named_filters
+from portal.reads.money.charged_months import requested_month
+from portal.reads.money.exports import DECIMAL_SIGNS, EXPORT_OPTIONS, SEPARATORS, export_download
+from portal.streamed_file import StreamedFile
+from telemetry.exports.registry import EXPORT_KINDS
+
+# The media types of all kinds, without their parameters.
+CONTENT_TYPES = tuple(dict.fromkeys(kind.content_type.partition(";")[0] for kind in EXPORT_KINDS.values()))
+
+
+class ExportQuery(ChargeFilters):
+    kind = serializers.ChoiceField(choices=tuple(EXPORT_KINDS))
+    separator = serializers.ChoiceField(
+        choices=tuple(SEPARATORS), required=False, help_text="between the cells of a CSV file"
+    )
+    decimal = serializers.ChoiceField(
+        choices=tuple(DECIMAL_SIGNS), required=False, help_text="decimal sign of a CSV file"
+    )
+
+
+class AnyContentNegotiation(BaseContentNegotiation):
+    """A negotiation that accepts each Accept header, because the kind of the export decides the type."""
+
+    def select_parser(self, request: Request, parsers: Any) -> Any:
+        """Return the first parser."""
+        return parsers[0]
+
+    def select_renderer(
+        self, request: HttpRequest, renderers: Any, format_suffix: str | None = None
+    ) -> tuple[BaseRenderer, str]:
+        """Return the first renderer, which writes the errors."""
+        return renderers[0], renderers[0].media_type
+
+
+class ExportView(ApiView):
+    content_negotiation_class = AnyContentNegotiation
+
+    @extend_schema(
+        operation_id="statements_export",
+        parameters=[ExportQuery],
+        responses={(200, kind): OpenApiTypes.BINARY for kind in CONTENT_TYPES},
+    )
+    def get(self, request: Request, month: str) -> StreamedFile:
+        """Return the charges of a month that you may see as a file. Open months are provisional."""
+        query = self.validated_query(ExportQuery)
+        first_day = requested_month(month, self.now)
+        lines = policy.visible_charges(self.actor).filter(month=first_day)
+        filters = {name: str(query[name]) for name in FILTERS if name in query}
+        where = named_filters(self.actor, lines, filters)
+        options = {name: query[name] for name in EXPORT_OPTIONS if name in query}
+        download = export_download(self.actor, first_day, where, options)
+        return StreamedFile(download.name, download.content_type, download.parts)

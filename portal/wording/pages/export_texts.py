@@ -1,0 +1,11 @@
+"""Texts about exports of charges."""
+
+# Label of each kind of export, with a short description, in the order of the menu.
+KIND_LABELS = {
+    "statement": ("CSV of statement lines", "to the cent"),
+    "lines": ("CSV of charge lines", "six decimals"),
+    "xlsx": ("XLSX", "a sheet for each level"),
+}
+DECIMAL_IS_SEPARATOR = "decimal is 'comma', which is also the separator; allowed: separator semicolon or tab."
+NO_FILTER = "{field} is a filter; allowed: no filters, because {kind} contains all charges."
+COST_CENTRE_MISSING = "{field} is missing; allowed: the code of the cost centre whose {kind} you want."

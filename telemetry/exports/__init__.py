@@ -1,0 +1,1 @@
+"""Write the charges of a month as files."""

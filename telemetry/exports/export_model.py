@@ -1,0 +1,103 @@
+"""Define the kinds of exports, whose charges an export contains, and its options.
+
+An export of a closed month has the same bytes each time: it contains only figures and names that the close
+has frozen, and neither the time of the export nor the name of the person who asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from typing import Any
+
+from django.db.models import QuerySet
+
+from telemetry.core.csv_text import PLAIN_CSV, CsvDialect
+from telemetry.models import Charge, ChargeCell, Statement, StatementState
+
+CLOSED, PROVISIONAL = "closed", "provisional"
+
+
+@dataclass(frozen=True)
+class ExportScope:
+    """Whose charges an export contains.
+
+    ``kind`` is the value of the column ``scope``: ``all``, ``led_teams`` or ``own``. ``lines`` are the charge
+    lines that the viewer may see. ``cells`` are the sums of these lines; None means that the viewer sees all.
+    ``where`` are the filters of ``telemetry.reads.chargeback``. ``with_cost`` adds the owner's cost.
+    """
+
+    kind: str
+    lines: QuerySet[Charge]
+    cells: QuerySet[ChargeCell] | None = None
+    where: Mapping[str, Any] = field(default_factory=dict)
+    with_cost: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Return True if the export contains all charges of the month."""
+        return self.cells is None and not self.where
+
+
+def no_sentence(code: str, numbers: Mapping[str, Any]) -> str:
+    """Return the code itself."""
+    return code
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """The options of an export.
+
+    ``currency`` is that of an open month. ``cause_sentence`` turns the cause of a correction into a sentence.
+    """
+
+    dialect: CsvDialect = PLAIN_CSV
+    currency: str = ""
+    cause_sentence: Callable[[str, Mapping[str, Any]], str] = no_sentence
+
+
+@dataclass(frozen=True)
+class ExportKind:
+    """A kind of file. ``write`` yields its bytes.
+
+    Kinds with ``whole_only`` contain all charges of a month, or of one cost centre if ``one_cost_centre`` is
+    True. They have no other filters, and only people who see all charges may download them.
+    """
+
+    name: str
+    extension: str
+    content_type: str
+    write: Callable[[date, ExportScope, ExportOptions], Iterator[bytes]]
+    whole_only: bool = False
+    one_cost_centre: bool = False
+
+
+@dataclass(frozen=True)
+class MonthState:
+    """The state and the currency of a month, as its exports show them."""
+
+    statement: Statement | None
+    currency: str
+
+    @property
+    def is_closed(self) -> bool:
+        """Return True if the charges of the month can no longer change."""
+        return self.statement is not None and self.statement.state == StatementState.CLOSED
+
+    @property
+    def closed_at(self) -> datetime | None:
+        """Return the time of the close; None for an open month."""
+        return self.statement.closed_at if self.is_closed and self.statement else None
+
+    @property
+    def label(self) -> str:
+        """Return ``closed``, or ``provisional`` for a month whose charges can still change."""
+        return CLOSED if self.is_closed else PROVISIONAL
+
+
+def month_state(month: date, currency: str) -> MonthState:
+    """Return the state of a month. ``currency`` is used if the month is open."""
+    statement = Statement.objects.filter(month=month).select_related("closed_by").first()
+    is_closed = statement is not None and statement.state == StatementState.CLOSED
+    return MonthState(statement, statement.currency if is_closed and statement else currency)

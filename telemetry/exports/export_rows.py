@@ -1,0 +1,115 @@
+"""Read the statement lines and the charge lines that an export contains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from django.db.models import Sum
+
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
+from telemetry.exports.export_model import ExportScope, MonthState
+from telemetry.models import ChargeCell, Statement, StatementLine
+from telemetry.money.billing_months import corrected_month
+from telemetry.money.statement_lines import StatementEntry, entries_of_rows, statement_lines
+from telemetry.reads.chargeback import CELL_DIMENSIONS, CHARGE_DIMENSIONS, charge_lines
+
+LINES_PER_FETCH = 5_000  # charge lines that are read from the database at once
+SUM_COLUMNS = ("slot_seconds", "covered_slot_seconds", "used_slot_seconds", "charged_cents", "cost_cents")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedCharge:
+    """A charge line with the columns that exports show. Amounts have six decimals."""
+
+    id: int
+    start: datetime
+    end: datetime
+    bucket: str
+    model: str
+    slot_seconds: int
+    price_per_gpu_hour: Decimal | None
+    charged: Decimal
+    cost: Decimal
+    cost_centre: str
+    team: str
+    project: str
+    user: str
+    workload: str
+    allocation: int | None
+    corrects: int | None
+    simulated: bool
+    corrected_month: date | None
+
+    @property
+    def gpu_hours(self) -> Decimal:
+        """Return the charged time in GPU-hours."""
+        return Decimal(self.slot_seconds) / SLOT_SECONDS_PER_GPU_HOUR
+
+
+# The sources of the columns of ``ExportedCharge``, in their order.
+CHARGE_COLUMNS = (
+    "pk",
+    "start",
+    "end",
+    "bucket",
+    "model",
+    "slot_seconds",
+    "price__price_per_gpu_hour",
+    "charged",
+    "cost",
+    "cost_centre",
+    "team_name",
+    "project_name",
+    "user_name",
+    "workload_name",
+    "allocation_id",
+    "corrects_id",
+    "simulated",
+)
+
+
+def export_entries(month: date, scope: ExportScope, state: MonthState) -> list[StatementEntry]:
+    """Return the statement lines of an export, in the order of the statement.
+
+    With filters, and for people who do not see all charges, the amounts of a line are the sums of its visible
+    cells.
+    """
+    if scope.is_whole:
+        return statement_lines(month)
+    return entries_of_rows(state.statement, _visible_rows(state.statement, scope)) if state.statement else []
+
+
+def _visible_rows(statement: Statement, scope: ExportScope) -> list[StatementLine]:
+    """Return the visible statement lines. Their figures are those of the visible charges."""
+    rows = statement.lines.filter(shared_out=False).select_related("pool", "team", "project")
+    if scope.cells is None and not CELL_DIMENSIONS & set(scope.where):
+        return list(rows.filter(**{CHARGE_DIMENSIONS[name][0]: key for name, key in scope.where.items()}))
+    columns = {
+        name: CHARGE_DIMENSIONS[name][0] if name in CELL_DIMENSIONS else f"line__{CHARGE_DIMENSIONS[name][0]}"
+        for name in scope.where
+    }
+    cells = ChargeCell.objects.all() if scope.cells is None else scope.cells
+    found = cells.filter(statement=statement, **{columns[name]: key for name, key in scope.where.items()})
+    sums: dict[int, dict[str, Any]] = {
+        row["line"]: dict(row)
+        for row in found.order_by()
+        .values("line")
+        .annotate(**{f"{name}_sum": Sum(name) for name in SUM_COLUMNS})
+    }
+    parts = list(rows.filter(pk__in=sums))
+    for part in parts:
+        for name in SUM_COLUMNS:
+            setattr(part, name, sums[part.pk][f"{name}_sum"])
+    return parts
+
+
+def export_charges(month: date, scope: ExportScope) -> Iterator[ExportedCharge]:
+    """Yield the charge lines of an export, oldest first."""
+    lines = charge_lines(month, scope.lines, **scope.where)
+    rows: Iterator[tuple[Any, ...]] = lines.values_list(*CHARGE_COLUMNS).iterator(chunk_size=LINES_PER_FETCH)
+    for row in rows:
+        yield ExportedCharge(*row, corrected_month=corrected_month(month, row[1]))

@@ -1,0 +1,16 @@
+"""List the kinds of exports. Pages, the API and the command line offer these kinds and no others."""
+
+from __future__ import annotations
+
+from telemetry.exports.csv_files import charge_lines_file, statement_file
+from telemetry.exports.export_model import ExportKind
+from telemetry.exports.workbook import workbook_file
+
+XLSX_TYPE = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
+CSV_TYPE = "text/csv; charset=utf-8"
+_KINDS = (
+    ExportKind("statement", "csv", CSV_TYPE, statement_file),
+    ExportKind("lines", "csv", CSV_TYPE, charge_lines_file),
+    ExportKind("xlsx", "xlsx", XLSX_TYPE, workbook_file),
+)
+EXPORT_KINDS: dict[str, ExportKind] = {kind.name: kind for kind in _KINDS}

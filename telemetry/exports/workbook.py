@@ -1,0 +1,362 @@
+"""Write the charges of a month as a workbook (XLSX) with a sheet for each level.
+
+Texts are written as strings, so that no name is run as a formula. Totals are formulas with stored results,
+for programs that do not calculate. XlsxWriter writes rows to disk, so a workbook of a million lines needs
+little memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+from xlsxwriter import Workbook
+from xlsxwriter.format import Format
+from xlsxwriter.utility import xl_col_to_name, xl_rowcol_to_cell
+from xlsxwriter.worksheet import Worksheet
+
+from telemetry.core.amounts import ZERO
+from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.exports.export_model import ExportOptions, ExportScope, month_state
+from telemetry.exports.export_rows import export_charges, export_entries
+from telemetry.money.billing_months import month_bounds
+from telemetry.money.statement_lines import StatementEntry
+from telemetry.reads.chargeback import group_names
+from telemetry.reads.corrections import correction_blocks
+
+PART_BYTES = 1 << 18
+MAX_SHEET_LINES = 1_000_000  # the format allows 1,048,576 rows
+FIRST_DAY_OF_FORMAT = datetime(1899, 12, 30, tzinfo=UTC)
+SECONDS_PER_DAY = 86_400
+SUMMARY_SHEET, LINES_SHEET, CHARGES_SHEET = "Summary", "Statement lines", "Charge lines"
+NUMBER_FORMATS = {
+    "text": "",
+    "money": "#,##0.00",
+    "exact": "#,##0.000000",
+    "hours": "#,##0.000",
+    "share": "0.0 %",
+    "time": "yyyy-mm-dd hh:mm:ss",
+    "count": "0",
+}
+OPTIONS = {
+    "constant_memory": True,
+    "strings_to_formulas": False,
+    "strings_to_numbers": False,
+    "strings_to_urls": False,
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a sheet. ``form`` is a name of ``NUMBER_FORMATS``, or ``month``."""
+
+    label: str
+    form: str
+    width: int = 14
+
+
+SUMMARY_COLUMNS = (
+    Column("cost_centre", "text", 30),
+    Column("gpu_hours", "hours"),
+    Column("charged", "money"),
+    Column("corrections", "money"),
+    Column("total", "money"),
+)
+ENTRY_COLUMNS = (
+    Column("cost_centre", "text", 18),
+    Column("pool", "text", 18),
+    Column("team", "text", 24),
+    Column("project", "text", 24),
+    Column("workload_type", "text"),
+    Column("model", "text", 18),
+    Column("bucket", "text", 18),
+    Column("corrected_month", "month"),
+    Column("gpu_hours", "hours"),
+    Column("covered_share", "share"),
+    Column("used_share", "share"),
+    Column("amount", "money"),
+    Column("cost", "money"),
+)
+CHARGE_COLUMNS = (
+    Column("id", "count", 12),
+    Column("start", "time", 20),
+    Column("end", "time", 20),
+    Column("cost_centre", "text", 18),
+    Column("team", "text", 24),
+    Column("project", "text", 24),
+    Column("user", "text", 18),
+    Column("workload", "text", 24),
+    Column("bucket", "text", 18),
+    Column("model", "text", 18),
+    Column("corrected_month", "month"),
+    Column("gpu_hours", "exact"),
+    Column("price_per_gpu_hour", "exact"),
+    Column("charged", "exact"),
+    Column("cost", "exact"),
+)
+CORRECTION_COLUMNS = (
+    Column("cost_centre", "text", 18),
+    Column("corrected_month", "month"),
+    Column("cause", "text", 60),
+    Column("gpu_hours", "hours"),
+    Column("charged", "money"),
+)
+CHECK_COLUMNS = (Column("check", "text", 60), Column("result", "money", 18))
+
+
+def workbook_file(month: date, scope: ExportScope, options: ExportOptions) -> Iterator[bytes]:
+    """Yield the workbook of a month. It is complete before its first bytes are sent."""
+    with tempfile.TemporaryFile() as file:
+        ChargeWorkbook(file, month, scope, options).write()
+        file.seek(0)
+        while part := file.read(PART_BYTES):
+            yield part
+
+
+@dataclass(frozen=True)
+class LineRange:
+    """The rows of the statement lines, for formulas on other sheets. Rows are counted from 0."""
+
+    first: int
+    last: int
+
+    def column(self, number: int) -> str:
+        """Return the reference of a column, such as ``'Statement lines'!$M$2:$M$18``."""
+        name = xl_col_to_name(number, True)
+        return f"'{LINES_SHEET}'!{name}${self.first + 1}:{name}${self.last + 1}"
+
+
+class ChargeWorkbook:
+    """The workbook of the charges of one month."""
+
+    def __init__(self, file: Any, month: date, scope: ExportScope, options: ExportOptions) -> None:
+        self.month, self.scope, self.options = month, scope, options
+        self.state = month_state(month, options.currency)
+        self.entries = sorted(export_entries(month, scope, self.state), key=_centre)
+        self.line_range = LineRange(1, max(1, len(self.entries)))
+        self.book = Workbook(file, OPTIONS)
+        created = self.state.closed_at or month_bounds(month)[0]
+        title = f"gpupool {month:%Y-%m} {self.state.label}"
+        self.book.set_properties({"title": title, "created": created.replace(tzinfo=None)})
+        self.formats = {
+            name: self.book.add_format({"num_format": form}) for name, form in NUMBER_FORMATS.items()
+        }
+        self.totals = {
+            name: self.book.add_format({"bold": True, "top": 1, "num_format": form})
+            for name, form in NUMBER_FORMATS.items()
+        }
+        self.head = self.book.add_format({"bold": True, "bottom": 1, "text_wrap": True, "valign": "top"})
+        self.bold = self.book.add_format({"bold": True})
+
+    def write(self) -> None:
+        """Write all sheets."""
+        # Sheets are shown in the order in which they are added.
+        sheets = {name: self.book.add_worksheet(name) for name in (SUMMARY_SHEET, LINES_SHEET, CHARGES_SHEET)}
+        corrections, checks = self.book.add_worksheet("Corrections"), self.book.add_worksheet("Checks")
+        total = self._write_summary(sheets[SUMMARY_SHEET])
+        self._write_entries(sheets[LINES_SHEET])
+        exact, count = self._write_charges(sheets[CHARGES_SHEET])
+        self._write_corrections(corrections)
+        self._write_checks(checks, total, exact, count)
+        self.book.close()
+
+    def _write_summary(self, sheet: Worksheet) -> str:
+        """Write the totals of each cost centre. Return the cell of the total."""
+        row = 0
+        for name, value in self._facts():
+            sheet.write_string(row, 0, name, self.bold)
+            _write_text(sheet, row, 1, value)
+            row += 1
+        columns = SUMMARY_COLUMNS
+        row += 1
+        self._write_head(sheet, columns, row)
+        first = row + 1
+        money, hours = self.formats["money"], self.formats["hours"]
+        sums: dict[str, list[Decimal]] = {}
+        for entry in self.entries:
+            found = sums.setdefault(entry.cost_centre, [ZERO, ZERO, ZERO])
+            is_correction = entry.corrected_month is not None
+            found[2 if is_correction else 1] += entry.amount
+            # The hours of a correction are not hours of the month.
+            if entry.bucket in CHARGED_BUCKETS and not is_correction:
+                found[0] += entry.gpu_hours
+        sums = {centre: found for centre, found in sums.items() if any(found)}
+        for row, (centre, (held, own, corrected)) in enumerate(sums.items(), first):
+            _write_text(sheet, row, 0, centre)
+            cell = xl_rowcol_to_cell(row, 0)
+            own_only = f'*({self._column("corrected_month")}="")'
+            charged = f'*(({self._column("bucket")}="used")+({self._column("bucket")}="reserved_unused"))'
+            self._write_sum(sheet, row, 1, cell, "gpu_hours", own_only + charged, held, hours)
+            self._write_sum(sheet, row, 2, cell, "amount", own_only, own, money)
+            corrections_only = f'*({self._column("corrected_month")}<>"")'
+            self._write_sum(sheet, row, 3, cell, "amount", corrections_only, corrected, money)
+            both = f"={xl_rowcol_to_cell(row, 2)}+{xl_rowcol_to_cell(row, 3)}"
+            sheet.write_formula(row, 4, both, money, float(own + corrected))
+        row = first + len(sums)
+        sheet.write_string(row, 0, "Total", self.totals["text"])
+        for number, column in enumerate(columns[1:], 1):
+            parts = [values[number - 1] if number < 4 else values[1] + values[2] for values in sums.values()]
+            self._write_total(sheet, number, column.form, (first, row - 1), row, sum(parts, ZERO))
+        return f"={SUMMARY_SHEET}!{xl_rowcol_to_cell(row, 4)}"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        statement = self.state.statement
+        facts = [
+            ("Month", f"{self.month:%Y-%m}"),
+            ("State", self.state.label),
+            ("Currency", self.state.currency),
+            ("Charges of", self.scope.kind),
+        ]
+        for name, key in self.scope.where.items():
+            facts.append((name, group_names(name, [key], self.month).get(key, "") or str(key or "")))
+        if self.state.closed_at is not None and statement is not None:
+            facts += [
+                ("Closed at", f"{self.state.closed_at:%Y-%m-%d %H:%M:%S} UTC"),
+                ("SHA-256", statement.digest),
+            ]
+        return facts
+
+    def _column(self, name: str) -> str:
+        return self.line_range.column(next(n for n, c in enumerate(ENTRY_COLUMNS) if c.label == name))
+
+    def _write_sum(
+        self,
+        sheet: Worksheet,
+        row: int,
+        column: int,
+        centre: str,
+        summed: str,
+        condition: str,
+        result: Decimal,
+        form: Format,
+    ) -> None:
+        """Write a sum over the statement lines of a cost centre.
+
+        EXACT compares codes as they are. SUMIF would read a code such as ``<5`` as a condition.
+        """
+        formula = (
+            f"=SUMPRODUCT(EXACT({self._column('cost_centre')},{centre}){condition}*{self._column(summed)})"
+        )
+        sheet.write_formula(row, column, formula, form, float(result))
+
+    def _write_total(
+        self, sheet: Worksheet, column: int, form: str, rows: tuple[int, int], row: int, result: Decimal
+    ) -> None:
+        """Write the sum of ``rows`` of a column into ``row``."""
+        name = xl_col_to_name(column)
+        formula = f"=SUM({name}{rows[0] + 1}:{name}{max(rows) + 1})"
+        sheet.write_formula(row, column, formula, self.totals[form], float(result))
+
+    def _write_head(self, sheet: Worksheet, columns: tuple[Column, ...], row: int = 0) -> None:
+        for number, column in enumerate(columns):
+            sheet.set_column(number, number, column.width)
+        for number, column in enumerate(columns):
+            sheet.write_string(row, number, column.label, self.head)
+        sheet.freeze_panes(row + 1, 0)
+        sheet.repeat_rows(row)
+
+    def _write_entries(self, sheet: Worksheet) -> None:
+        """Write the statement lines, by cost centre. The formulas of the summary refer to these rows."""
+        columns = tuple(column for column in ENTRY_COLUMNS if column.label != "cost" or self.scope.with_cost)
+        self._write_head(sheet, columns)
+        row = 0
+        for row, entry in enumerate(self.entries, 1):
+            self._write_row(sheet, row, columns, entry)
+        if self.entries:
+            sheet.autofilter(0, 0, row, len(columns) - 1)
+        totals = {"gpu_hours": "hours", "amount": "money", "cost": "money"}
+        for number, column in enumerate(columns):
+            if column.label in ("amount", "cost"):
+                result = sum((getattr(entry, column.label) for entry in self.entries), ZERO)
+                self._write_total(sheet, number, totals[column.label], (1, row), row + 2, result)
+        sheet.write_string(row + 2, 0, "Total", self.totals["text"])
+
+    def _write_charges(self, sheet: Worksheet) -> tuple[Decimal, int]:
+        """Write the charge lines. Return the sum of their charges and their number."""
+        columns = tuple(column for column in CHARGE_COLUMNS if column.label != "cost" or self.scope.with_cost)
+        self._write_head(sheet, columns)
+        row = count = 0
+        exact = ZERO
+        for line in export_charges(self.month, self.scope):
+            if row == MAX_SHEET_LINES:
+                sheet, row = self.book.add_worksheet(f"{CHARGES_SHEET} {count // MAX_SHEET_LINES + 1}"), 0
+                self._write_head(sheet, columns)
+            row += 1
+            count += 1
+            exact += line.charged
+            self._write_row(sheet, row, columns, line)
+        return exact, count
+
+    def _write_row(self, sheet: Worksheet, row: int, columns: tuple[Column, ...], values: Any) -> None:
+        """Write the attributes of ``values`` that have the names of the columns."""
+        for number, column in enumerate(columns):
+            value = getattr(values, column.label)
+            if value is None or value == "":
+                continue
+            if column.form == "text":
+                _write_text(sheet, row, number, value)
+            elif column.form == "month":
+                sheet.write_string(row, number, f"{value:%Y-%m}")
+            elif column.form == "time":
+                sheet.write_number(row, number, _day_number(value), self.formats["time"])
+            else:
+                sheet.write_number(row, number, float(value), self.formats[column.form])
+
+    def _write_corrections(self, sheet: Worksheet) -> None:
+        """Write the corrections of closed months by cost centre, with the facts that caused them."""
+        self._write_head(sheet, CORRECTION_COLUMNS)
+        blocks = correction_blocks(self.month, self.scope.lines, self.scope.cells, **self.scope.where)
+        for row, block in enumerate(blocks, 1):
+            causes = "; ".join(self.options.cause_sentence(code, numbers) for code, numbers in block.causes)
+            _write_text(sheet, row, 0, block.cost_centre)
+            sheet.write_string(row, 1, f"{block.corrected_month:%Y-%m}")
+            _write_text(sheet, row, 2, causes)
+            sheet.write_number(row, 3, block.gpu_hours, self.formats["hours"])
+            sheet.write_number(row, 4, float(block.charged), self.formats["money"])
+
+    def _write_checks(self, sheet: Worksheet, total: str, exact: Decimal, count: int) -> None:
+        """Write the sums that must agree, the numbers of lines, and the checks of the close."""
+        self._write_head(sheet, CHECK_COLUMNS)
+        amount = sum((entry.amount for entry in self.entries), ZERO)
+        money = self.formats["money"]
+        row = 1
+        for label, formula in (("Summary", total), (LINES_SHEET, f"=SUM({self._column('amount')})")):
+            sheet.write_string(row, 0, label)
+            sheet.write_formula(row, 1, formula, money, float(amount))
+            row += 1
+        sheet.write_string(row, 0, "Difference")
+        sheet.write_formula(row, 1, "=B2-B3", money, 0)
+        sheet.write_string(row + 1, 0, f"{CHARGES_SHEET}, exact")
+        sheet.write_number(row + 1, 1, float(exact), self.formats["exact"])
+        for label, number in ((LINES_SHEET, len(self.entries)), (CHARGES_SHEET, count)):
+            sheet.write_string(row + 2, 0, f"{label}, rows")
+            sheet.write_number(row + 2, 1, number, self.formats["count"])
+            row += 1
+        row += 3
+        statement = self.state.statement
+        for check in statement.checks if self.state.is_closed and statement else []:
+            _write_text(sheet, row, 0, check["check"])
+            sheet.write_string(row, 1, "passed" if check["ok"] else "excused")
+            row += 1
+
+
+def _centre(entry: StatementEntry) -> tuple[str, bool]:
+    """Return the sort key of a statement line. Its corrections follow the other lines of a cost centre."""
+    return entry.cost_centre, entry.corrected_month is not None
+
+
+def _write_text(sheet: Worksheet, row: int, column: int, text: str) -> None:
+    """Write a text as a string, never as a formula.
+
+    XlsxWriter takes a text between ``<r>`` and ``</r>`` as XML. An apostrophe before it makes it text.
+    """
+    sheet.write_string(row, column, f"'{text}" if text.startswith("<r>") else text)
+
+
+def _day_number(at: datetime) -> float:
+    """Return a time (UTC) as days since the first day of the format."""
+    return (at - FIRST_DAY_OF_FORMAT).total_seconds() / SECONDS_PER_DAY
