@@ -21,6 +21,7 @@ from cli.commands import (
     quotas,
     removal,
     reservations,
+    statements,
     workloads,
 )
 from cli.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, CliError
@@ -40,6 +41,7 @@ COMMAND_MODULES = (
     health_rules,
     removal,
     exports,
+    statements,
     account,
 )  # imported because each module adds its commands to ``cli``
 

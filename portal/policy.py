@@ -12,7 +12,7 @@ from typing import Any
 
 import rules
 from django.contrib.auth.models import AnonymousUser
-from django.db.models import CharField, F, Func, Q, QuerySet, Value
+from django.db.models import CharField, Exists, F, Func, OuterRef, Q, QuerySet, Value
 
 from portal.errors import NotAllowed
 from portal.models import ApiToken, AuditEvent, Membership, Notification, Submission, User
@@ -30,7 +30,7 @@ from scheduler.models import (
     Volume,
     Workload,
 )
-from telemetry.models import Budget, Charge, ChargeCell, Statement
+from telemetry.models import Budget, Charge, ChargeCell, CostCentreStatement, Statement, StatementLine
 
 Viewer = User | AnonymousUser
 
@@ -204,6 +204,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     "budget.change": (changes_things & is_finance, permission_problems.BUDGET_CHANGE),
     "cost_centre.change": (changes_things & is_finance, permission_problems.COST_CENTRE_CHANGE),
     "statement.close": (changes_things & is_finance, permission_problems.STATEMENT_CLOSE),
+    "billing.change": (changes_things & is_finance, permission_problems.BILLING_CHANGE),
     "charges.see_all": (
         is_active & (is_finance | is_auditor),
         permission_problems.CHARGES_SEE_ALL,
@@ -458,6 +459,24 @@ def visible_cells(user: Viewer) -> QuerySet[ChargeCell] | None:
 def visible_statements(user: Viewer) -> QuerySet[Statement]:
     """Return all statements for finance and auditors, and none for other users."""
     return Statement.objects.all() if sees_all_charges(user) else Statement.objects.none()
+
+
+def visible_documents(user: Viewer) -> QuerySet[CostCentreStatement]:
+    """Return the statements of cost centres: all of them for finance and auditors.
+
+    A lead sees a statement if all its lines are of teams that the lead leads.
+    """
+    if sees_all_charges(user):
+        return CostCentreStatement.objects.all()
+    if not _active(user):
+        return CostCentreStatement.objects.none()
+    led = my_team_ids(user, Membership.Role.LEAD)
+    lines = StatementLine.objects.filter(
+        statement=OuterRef("statement"), cost_centre=OuterRef("cost_centre"), shared_out=False
+    )
+    return CostCentreStatement.objects.filter(
+        Exists(lines.filter(team__in=led)), ~Exists(lines.exclude(team__in=led))
+    )
 
 
 def visible_budgets(user: Viewer) -> QuerySet[Budget]:

@@ -18,6 +18,15 @@ class Organisation(models.Model):
     name = models.CharField(max_length=80)
     time_zone = models.CharField(max_length=60, default="UTC")
     currency = models.CharField(max_length=3, default="EUR")
+    tax_text = models.CharField(
+        max_length=300, default="", blank=True, help_text="tax note on each statement of a cost centre"
+    )
+    payment_days = models.PositiveSmallIntegerField(
+        default=30, help_text="days from the close of a month until its statements are due"
+    )
+    two_step_close = models.BooleanField(
+        default=False, help_text="one person proposes to close a month, and another person closes it"
+    )
     simulated_history_until = models.DateTimeField(null=True, blank=True)
     history_progress = models.JSONField(
         null=True, blank=True, help_text="progress of loading the simulated history: done, total, text"

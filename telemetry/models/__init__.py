@@ -20,6 +20,7 @@ from telemetry.models.charges import (
     SettledAllocation,
     SettledStateChange,
 )
+from telemetry.models.cost_centre_statements import CostCentreStatement
 from telemetry.models.health import HealthEvent, HealthRule, Stray
 from telemetry.models.prices import MAX_FORGIVEN_MINUTES, CostCentre, Price, RefundLimit
 from telemetry.models.rollups import EvidenceDue, Rollup, RollupDue
@@ -56,6 +57,7 @@ __all__ = [
     "ChargeEvidence",
     "ChargedUntil",
     "CostCentre",
+    "CostCentreStatement",
     "EvidenceDue",
     "HealthEvent",
     "HealthRule",

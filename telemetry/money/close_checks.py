@@ -15,7 +15,16 @@ from telemetry.audit.ledger_audit import audit_ledger
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.ledger.cents import cent_differences
 from telemetry.ledger.sums import sum_differences
-from telemetry.models import UNMAPPED_LINE, Charge, ChargedUntil, EvidenceDue, HostHour, RollupDue, Statement
+from telemetry.models import (
+    UNMAPPED_LINE,
+    Charge,
+    ChargedUntil,
+    EvidenceDue,
+    HostHour,
+    RollupDue,
+    Statement,
+    StatementLine,
+)
 from telemetry.money.billing_months import month_bounds
 from telemetry.money.reconciliation import reconcile_costs
 from telemetry.rollups.host_hours import hosts_by_state, hours_recorded_until
@@ -114,13 +123,21 @@ def audit_check(month: date, now: datetime) -> dict[str, Any]:
 def _names_without_cost_centre(month: date) -> dict[str, list[str]]:
     """Return the projects and the dedicated pools with charged lines that have no cost centre.
 
-    A line that was reversed does not count. At most 20 names of each kind are returned.
+    Also return the teams whose part of idle time has none. A line that was reversed does not count. At most
+    20 names of each kind are returned.
     """
     lines = Charge.objects.filter(UNMAPPED_LINE, month=month, bucket__in=CHARGED_BUCKETS)
     lines = lines.exclude(corrections__reversal=True)
     projects = lines.exclude(project=None).values_list("project__name", flat=True)
     pools = lines.filter(project=None).values_list("pool__name", flat=True)
-    found = {"unmapped projects": set(projects.order_by()), "unmapped dedicated pools": set(pools.order_by())}
+    # A team that has no charge of its own has no cost centre to which its part of idle time could go.
+    shares = StatementLine.objects.filter(statement__month=month, idle_share=True, cost_centre="")
+    teams = shares.exclude(charged_cents=0).values_list("team__name", flat=True)
+    found = {
+        "unmapped projects": set(projects.order_by()),
+        "unmapped dedicated pools": set(pools.order_by()),
+        "teams that pay for idle time without a cost centre": set(teams.order_by()),
+    }
     return {kind: sorted(names)[:MAX_NAMES] for kind, names in found.items() if names}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -27,6 +27,7 @@ from telemetry.models import (
 )
 from telemetry.money.billing_months import month_of
 from telemetry.money.close_checks import SAMPLES_ARRIVED, audit_check, close_checks, missing_samples
+from telemetry.money.closing.cost_centre_statements import StatementTerms, make_documents
 from telemetry.money.reconciliation import reconcile_costs, reconciliation_in_cents
 from telemetry.money.shared_idle import assign_month_cents
 from telemetry.money.signing.statement_digest import DIGEST_FORMAT, digest_of, previous_month
@@ -98,13 +99,19 @@ def set_idle_payer(month: date, payer: str) -> bool:
 
 @transaction.atomic
 def close_month(
-    *, month: date, closed_by: Any, now: datetime, currency: str = "", missing_samples_reason: str = ""
+    *,
+    month: date,
+    closed_by: Any,
+    now: datetime,
+    currency: str = "",
+    terms: StatementTerms | None = None,
+    missing_samples_reason: str = "",
 ) -> Statement:
     """Close a month that is over: stop charging to it, run the checks, freeze its lines and store the digest.
 
-    The digest is signed if the site has a key. If hosts still owe samples of the month,
-    ``missing_samples_reason`` must say why the month is closed without them. The reason and the hosts are
-    stored with the statement.
+    Also makes the statements of its cost centres, with ``terms``. The digest is signed if the site has a key.
+    If hosts still owe samples of the month, ``missing_samples_reason`` must say why the month is closed
+    without them. The reason and the hosts are stored with the statement.
 
     Raises OperationRejected ``month_is_not_over``, ``month_is_closed``, ``month_check_failed``,
     ``month_samples_missing`` or ``statement_key_unusable``. Nothing changes in these cases.
@@ -125,6 +132,7 @@ def close_month(
     found = _passed_checks(month, now, missing_samples_reason)
     missing = missing_samples(found)
     freeze_lines(statement)
+    make_documents(statement, currency, terms or StatementTerms(), now.astimezone(UTC).date())
     statement.totals = _open_month_totals(month)
     statement.currency, statement.closed_at, statement.closed_by = currency, now, closed_by
     statement.digest_format, statement.previous_month = DIGEST_FORMAT, previous_month(month)

@@ -29,6 +29,7 @@ WRITERS = {
     # The lines and cells of charges are written by SQL in telemetry/ledger.
     "StatementLine": ("telemetry/money/shared_idle.py",),
     "ChargeCell": ("telemetry/money/shared_idle.py",),
+    "CostCentreStatement": ("telemetry/money/closing/",),
     "Statement": ("telemetry/money/statements.py",),
     "Submission": ("portal/services/",),
     "Approval": ("portal/services/",),

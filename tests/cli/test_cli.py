@@ -23,6 +23,7 @@ from portal.services.people.api_tokens import create_token
 from portal.wording.equivalent_commands import cli_command
 from scheduler.models import Host, MaintenanceWindow, Reservation, Run, Storage, Volume, Workload
 from scheduler.runs import logs
+from telemetry.models import CostCentreStatement, Statement
 from tests.cli.conftest import Gpupool
 from tests.world import H100, World
 
@@ -387,7 +388,16 @@ def test_every_example_of_the_documentation_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # for the files that examples write
     lead = served_world.vision.lead
-    User.objects.filter(pk=lead.pk).update(operator=True)
+    User.objects.filter(pk=lead.pk).update(operator=True, finance=True)
+    month = f"{served_world.now:%Y-%m}"
+    CostCentreStatement.objects.create(
+        statement=Statement.objects.create(month=served_world.now.date().replace(day=1)),
+        cost_centre="CC-4110",
+        sequence=1,
+        number=f"{month}/CC-4110/1",
+        due_on=served_world.now.date(),
+        total=0,
+    )
     type(served_world.static).objects.filter(pk=served_world.static.pk).update(slug="vision-only")
     offered = {H100: [asdict(profile) for profile in mig_profiles_of(H100)]}
     gpus = [{"uuid": gpu.uuid, "units": [{"profile": ""}]} for gpu in served_world.hosts["alpha"].gpus.all()]
@@ -409,7 +419,7 @@ def test_every_example_of_the_documentation_runs(
             line = line.replace("2026-10", f"{served_world.now:%Y-%m}")
         if line.startswith("host cancel-maintenance "):
             MaintenanceWindow.objects.update(id=int(line.split()[-1]))
-        answer = gpupool(*shlex.split(line))
+        answer = gpupool(*shlex.split(line.replace("2026-10", month)))
         assert answer.code == 0, f"{line}: {answer.err}"
 
 

@@ -72,7 +72,9 @@ def test_the_text_of_the_digest_has_one_json_array_in_each_line(busy_march: Worl
     assert [json.dumps(json.loads(line), ensure_ascii=False) for line in lines] == lines
     assert hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest() == statement.digest
     kinds = [json.loads(line)[0] for line in lines]
-    assert kinds == sorted(kinds, key=["statement", "price", "cost centre", "line", "charge"].index)
+    assert kinds == sorted(
+        kinds, key=["statement", "price", "cost centre", "line", "document", "charge"].index
+    )
     assert kinds.count("charge") == Charge.objects.filter(month=MARCH).count()
 
 

@@ -12,6 +12,7 @@ from portal.input_checks import InputChecks
 from portal.models import User
 from portal.reads.money.charged_months import first_charged_month
 from portal.services import audit
+from portal.services.money.billing_settings import statement_terms
 from portal.services.money.rate_card import organisation_currency
 from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
@@ -50,6 +51,7 @@ def close_month(
             closed_by=actor,
             now=now,
             currency=organisation_currency(),
+            terms=statement_terms(),
             missing_samples_reason=reason,
         )
         audit.record(

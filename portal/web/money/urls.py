@@ -12,6 +12,7 @@ from portal.web.money import (
     rate_card,
     utilisation,
 )
+from portal.web.money.closing import billing_settings, cost_centre_statements
 
 urlpatterns = [
     path("utilisation/", utilisation.utilisation, name="utilisation"),
@@ -20,6 +21,13 @@ urlpatterns = [
     path("chargeback/rates/", rate_card.rate_card, name="rate-card"),
     path("chargeback/budgets/", budgets.budgets, name="budgets"),
     path("chargeback/<str:month>/export/", exports.export, name="export"),
+    path("chargeback/settings/", billing_settings.billing_settings, name="billing-settings"),
+    path("chargeback/statements/", cost_centre_statements.statement_list, name="cost-centre-statements"),
+    path(
+        "chargeback/statements/<path:number>/",
+        cost_centre_statements.statement_page,
+        name="cost-centre-statement",
+    ),
     path("chargeback/<str:month>/idle/", idle_payer.idle_payer, name="idle-payer"),
     path("chargeback/lines/<int:pk>/", charge_line.charge_line_page, name="charge-line"),
     path("chargeback/<str:month>/close/", month_close.month_close, name="month-close"),

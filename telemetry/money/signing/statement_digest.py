@@ -10,7 +10,8 @@ Array elements are separated by a comma and a space, and letters outside ASCII a
 2. ``["price", ...]``: each price that a charge line of the month refers to
 3. ``["cost centre", ...]``: each cost centre that was known at the close and begins before the month's end
 4. ``["line", ...]``: each line of the statement
-5. ``["charge", ...]``: each charge line of the month
+5. ``["document", ...]``: the statement of each cost centre
+6. ``["charge", ...]``: each charge line of the month
 
 Each group is in order of id. Amounts are strings with all their decimals. Times are strings with the seconds
 since 1970 (UTC) and six decimals. The columns stand in the order of ``ROWS_SQL``.
@@ -59,6 +60,11 @@ ROWS_SQL = (
         project_name, workload_type, model, bucket, corrected_month, idle_share, shared_out, slot_seconds,
         gpu_hours::text, covered_share::text, used_share::text, charged_cents::text, cost_cents::text)::text
     FROM telemetry_statementline WHERE statement_id = %(statement)s ORDER BY id
+    """,
+    """
+    SELECT json_build_array('document', id, number, cost_centre, currency, sequence, name, postal_address,
+        purchase_order, issuer, tax_text, due_on, total::text, budget::text)::text
+    FROM telemetry_costcentrestatement WHERE statement_id = %(statement)s ORDER BY id
     """,
     f"""
     SELECT json_build_array('charge', id, pool_id, bucket, {_time("start")}, {_time('"end"')}, slots,

@@ -196,6 +196,10 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
         {"payer": "use"},
         (403, 403, 403, 403, 403, 403, 400, 403),
     ),
+    ("GET", "cost-centre-statements/"): ({}, ALL),
+    ("GET", "cost-centre-statements/{number}/"): ({}, (404,) * 8),
+    ("GET", "billing/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
+    ("PUT", "billing/"): ({"payment_days": 14}, (403, 403, 403, 403, 403, 403, 200, 403)),
     ("GET", "refund-limits/"): ({}, ALL),
     ("POST", "refund-limits/"): (REFUND_LIMIT, FINANCE_MAKES),
     ("GET", "cost-centres/"): ({}, ALL),
@@ -265,6 +269,7 @@ def named(today_world: World) -> dict[str, str]:
         "templates": "small",
         "health-rules": "xid:79",
         "statements": "2199-01",
+        "cost-centre-statements": "2199-01/CC-9/1",
     }
 
 

@@ -129,6 +129,9 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "month-close": ("GET", FINANCE),
     "export": ("GET", (404,) * 8),  # the address lacks the kind of the export
     "idle-payer": ("GET", (403, 403, 403, 403, 403, 403, 200, 200)),
+    "billing-settings": ("GET", (403, 403, 403, 403, 403, 403, 200, 200)),
+    "cost-centre-statements": ("GET", ALL),
+    "cost-centre-statement": ("GET", (404,) * 8),  # no month is closed
     "teams": ("GET", ALL),
     "team": ("GET", TEAM),
     "team-remove": ("GET", TEAM_REMOVAL),
@@ -223,6 +226,7 @@ class SampleObjects:
             "month-close": [f"{timezone.now():%Y-%m}"],
             "export": [f"{timezone.now():%Y-%m}"],
             "idle-payer": [f"{timezone.now():%Y-%m}"],
+            "cost-centre-statement": ["2199-01/CC-9/1"],
             "charge-line": [self.charge.pk],
             "team": ["vision"],
             "quota-change": ["vision"],

@@ -1,0 +1,1 @@
+"""Render the statements of cost centres, and the settings of billing."""

@@ -1,0 +1,112 @@
+"""Render the statements of cost centres: the list of a month, and the page of one statement."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+
+from portal import policy
+from portal.reads.money import documents as reads
+from portal.reads.money.charge_scope import charge_scope
+from portal.web.money.closing.document_sheets import make_sheets
+from portal.web.money.months import month_or_404
+from portal.web.page.access import current_user, get_visible_or_404, sign_in_required
+from portal.wording.pages import statement_texts
+from telemetry.models import CostCentreStatement
+from telemetry.money.billing_months import month_bounds
+from telemetry.money.signing.statement_verification import verify_statement
+from telemetry.reads.statement_document import StatementDocument, statement_document
+
+
+@sign_in_required
+def statement_list(request: HttpRequest) -> HttpResponseBase:
+    """List the statements of the cost centres of ``?month=``, otherwise of the month that closed last."""
+    user, now = current_user(request), timezone.now()
+    months = reads.document_months(user)
+    given = request.GET.get("month")
+    month = month_or_404(given, now) if given else next(iter(months), None)
+    rows = reads.visible_documents(user, month) if month else CostCentreStatement.objects.none()
+    context = {
+        "month": month,
+        "months": months,
+        "rows": rows,
+        "totals": reads.totals_by_currency(rows),
+        "scope": charge_scope(user),
+        "may_change": policy.may(user, "billing.change"),
+        "now": now,
+    }
+    return render(request, "manage/cost_centre_statements.html", context)
+
+
+@sign_in_required
+def statement_page(request: HttpRequest, number: str) -> HttpResponseBase:
+    """Show one statement as on paper. A POST verifies the digest of its month."""
+    user = current_user(request)
+    row = get_visible_or_404(reads.visible_documents(user), "statement", number=number)
+    if request.method == "POST":
+        _verify(request, row)
+        return redirect("cost-centre-statement", number=number)
+    document = statement_document(row)
+    month = row.statement.month
+    context = {
+        "row": row,
+        "month": month,
+        "document": document,
+        "sheets": make_sheets(document.rows, len(document.corrections)),
+        "parts": _parts(document),
+        "corrections": _corrections(row, document),
+        "hours": sum(entry.gpu_hours for entry in document.rows),
+        "correction_hours": sum(entry.gpu_hours for entry in document.corrections),
+        "facts": statement_texts.document_facts(document, month_bounds(month)),
+        "signatures": statement_texts.signatures(row.statement),
+        "see_all": policy.may(user, "charges.see_all"),
+        "lines_url": f"{reverse('chargeback')}?{urlencode(_lines_query(row))}",
+        "now": timezone.now(),
+        **reads.neighbours(user, row),
+    }
+    return render(request, "manage/cost_centre_statement.html", context)
+
+
+def _verify(request: HttpRequest, row: CostCentreStatement) -> None:
+    """Verify the digest of the month, and show the result as a message."""
+    policy.require(current_user(request), "charges.see_all")
+    month, found = row.statement.month, verify_statement(row.statement)
+    if found.problems:
+        text = statement_texts.DIGEST_WRONG.format(month=month, problems="; ".join(found.problems))
+        messages.error(request, text)
+        return
+    text = statement_texts.DIGEST_VALID if found.key_fingerprint else statement_texts.DIGEST_UNSIGNED
+    messages.success(request, text.format(month=month))
+
+
+def _lines_query(row: CostCentreStatement) -> dict[str, Any]:
+    month = row.statement.month
+    return {"month": f"{month:%Y-%m}", "cost_centre": row.cost_centre, "format": "csv"}
+
+
+def _parts(document: StatementDocument) -> list[dict[str, Any]]:
+    """Return the parts of the charge with their labels and their places in a bar of 100 units."""
+    whole = sum(abs(amount) for amount in document.parts.values())
+    found, start = [], 0.0
+    for part, amount in document.parts.items():
+        width = float(abs(amount) / whole * 100)
+        label = statement_texts.PART_LABELS[part]
+        found.append({"part": part, "label": label, "amount": amount, "start": start, "width": width})
+        start += width
+    return found
+
+
+def _corrections(row: CostCentreStatement, document: StatementDocument) -> list[dict[str, Any]]:
+    """Return the corrections with the late facts behind them."""
+    reasons: dict[date, str] = reads.correction_reasons(row) if document.corrections else {}
+    return [
+        {"row": entry, "why": reasons.get(entry.corrected_month or date.min, "")}
+        for entry in document.corrections
+    ]

@@ -1,0 +1,1 @@
+"""Make the statements of cost centres at the close of a month."""
