@@ -77,6 +77,7 @@ def test_a_correction_of_a_closed_month_is_apart_in_the_statement_of_the_next(bu
     open_end = running_allocation()
     close(busy_march)
     end_hold(open_end, at(22, day=31), "finished")
+    charge_all_gpus(AFTER + dt.timedelta(hours=1))  # a correction is charged in the month of the run
     charge_all_gpus(MAY)
     close(busy_march, APRIL, MAY)
     document = statement_document(CostCentreStatement.objects.get(number="2026-04/CC-100/1"))
@@ -89,8 +90,8 @@ def test_a_statement_never_changes_after_the_close(busy_march: World) -> None:
     statement = close(busy_march)
     row = statement.documents.earliest("pk")
     before = statement_document(row)
-    Team.objects.update(name="Renamed")
-    Project.objects.update(name="Renamed")
+    Team.objects.filter(pk=busy_march.vision.team.pk).update(name="Renamed")
+    Project.objects.filter(pk=busy_march.vision.project.pk).update(name="Renamed")
     charge_all_gpus(AFTER + dt.timedelta(hours=3))
     assert statement_document(CostCentreStatement.objects.get(pk=row.pk)) == before
     copy = {field.attname: getattr(row, field.attname) for field in row._meta.concrete_fields}
