@@ -263,8 +263,9 @@ class EvictionBeneficiary:
         """Return the free units that the beneficiary may use.
 
         Inside a reservation, these are the free units that are bound to the reservation. Otherwise, these are
-        the free units of the pool. If the plan evicts for several workloads, some of these units may be
-        earmarked for another workload: the plan does not show this.
+        the free units of the pool, without time-sliced shares of GPUs that another team uses. If the plan
+        evicts for several workloads, some of these units may be earmarked for another workload: the plan does
+        not show this.
         """
         if self.queued.reservation is not None:
             return [
@@ -275,7 +276,23 @@ class EvictionBeneficiary:
                 and u.id not in self.lookups.placed_on
                 and self.lookups.is_usable(u)
             ]
-        return self.lookups.free_after_plan.get(self.queued.pool, [])
+        free = self.lookups.free_after_plan.get(self.queued.pool, [])
+        if not self.queued.ask.profile.startswith("share"):
+            return free
+        others = self._gpus_of_other_teams()
+        return [u for u in free if u.gpu not in others]
+
+    def _gpus_of_other_teams(self) -> set[int]:
+        """Return the GPUs that other teams use, without work that stops for the beneficiary."""
+        lookups, stops = self.lookups, {*self.victims, *self.stopping}
+        teams = {u: lookups.running[work].team for u, work in lookups.holder.items() if work not in stops} | {
+            u: lookups.queued[work].team for u, work in lookups.placed_on.items()
+        }
+        return {
+            lookups.units[u].gpu
+            for u, team in teams.items()
+            if team != self.queued.team and u in lookups.units
+        }
 
     def is_allowed(self, stopped: list[int], kind: KindTuple) -> bool:
         """Return True if quota, caps and spare capacity allow a start after these workloads have stopped.

@@ -220,6 +220,7 @@ class PromiseTimeline:
         while True:
             self.promised_intervals, self._promised_slots_cache = list(maintenance), {}
             self._add_bound(reservations, staying)
+            self._copy_intervals_to_arrays()
             unbound = [r for r in self.to_be_bound.values() if r.id not in staying]
             self.tentative_units, self._tentative_slots = self._most_that_can_be_kept(unbound), {}
             without_other_units = {
@@ -243,7 +244,7 @@ class PromiseTimeline:
 
         If maintenance begins before a reservation's end, the interval ends when the maintenance begins. The
         rest of the reservation goes into ``to_be_bound``, like the reservations without units. The intervals
-        of ``staying`` reservations last to their ends. Finally copy all intervals to arrays.
+        of ``staying`` reservations last to their ends.
         """
         for reservation in reservations:
             relocation = relocation_of(self.state, reservation)
@@ -257,6 +258,9 @@ class PromiseTimeline:
                 self.promised_intervals.append(
                     PromisedInterval(unit, start, end, reservation.team, reservation.id)
                 )
+
+    def _copy_intervals_to_arrays(self) -> None:
+        """Copy the columns of ``promised_intervals`` to arrays, which are faster to search."""
         self._unit = np.array([s.unit for s in self.promised_intervals], dtype=np.int64)
         self._start = np.array([s.start for s in self.promised_intervals], dtype=np.int64)
         self._end = np.array([s.end for s in self.promised_intervals], dtype=np.int64)
