@@ -126,12 +126,13 @@ def spare_capacity_is_kept(lookups: PlanLookups) -> Iterator[str]:
 
     Only critical work and work inside reservations may use the spare capacity. Units that evictions freed for
     a workload are not counted. No other workload may use them, and the planner checked the spare capacity
-    when it decided on these evictions.
+    when it decided on these evictions. If the workload starts on other units, they are free again.
     """
     taken: dict[int, int] = defaultdict(int)
     earmarked = set(lookups.earmark)
     for placement, queued, _ in known_placements(lookups):
-        earmarked |= set(queued.earmarked_units)
+        earmarked -= set(queued.earmarked_units) - set(placement.units)
+        earmarked |= set(queued.earmarked_units) & set(placement.units)
         if queued.priority is not Priority.CRITICAL and queued.reservation is None:
             taken[queued.pool] += lookups.slots(set(placement.units) - set(queued.earmarked_units))
     for pool in lookups.snapshot.pools:

@@ -119,13 +119,17 @@ class WorkloadTurn:
 
         Spare capacity is slots that the pool keeps free for critical work. The result is True if the workload
         may use it, if enough slots stay free after it has taken the units, or if none of these units counts
-        as free, because they are all earmarked for the workload.
+        as free, because they are all earmarked for the workload. Its earmarked units that it does not take
+        become free when it starts.
         """
         state = self.state
         if may_use_spare(queued):
             return True
         taken = sum(int(state.slots[u]) for u in units if state.free[u])
-        return taken == 0 or state.free_slots - taken >= state.policy.spare_slots
+        given_up = 0
+        if queued.id in state.workloads_with_earmarks:
+            given_up = int(state.slots[np.setdiff1d(state.idle_earmarked_units(queued), units)].sum())
+        return taken == 0 or state.free_slots + given_up - taken >= state.policy.spare_slots
 
     def _choose_free_units(self, queued: QueuedWorkload, kind: int) -> list[int] | None:
         """Return available units of one kind for the workload, or None if it does not fit.

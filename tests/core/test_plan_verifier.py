@@ -12,6 +12,7 @@ from benchmarks.plan_verifier.refusal_checks import REASON_CHECKS
 from scheduler.core.model.snapshot import (
     Ask,
     HostInfo,
+    Priority,
     QuotaInfo,
     ReservationInfo,
     Snapshot,
@@ -230,4 +231,25 @@ def test_free_slices_earmarked_for_another_workload_do_not_count_as_free() -> No
     planned = plan(snapshot, NOW)
     assert [placement.units for placement in planned.placements] == [(1011, 1012, 1013, 1014)]
     assert [refusal.code for refusal in planned.refusals] == [ReasonCode.WAITS_FOR_EVICTION]
+    assert violations(snapshot, planned, NOW) == []
+
+
+def test_free_shares_of_a_gpu_that_another_team_uses_do_not_make_an_eviction_needless() -> None:
+    shares = tuple(
+        UnitInfo(unit, 1, unit // 10, "H100", "share-1/2", GPU // 2, 80_000, 90)
+        for unit in (1000, 1001, 1010, 1011)
+    )
+    half = Ask(1, profile="share-1/2")
+    snapshot = replace(
+        sample_pool(),
+        pools=sample_pool().pools[:1],
+        hosts=(HostInfo(1, "one", 1),),
+        units=shares,
+        quotas=(QuotaInfo(1, 1, "H100", GPU), QuotaInfo(2, 1, "H100", GPU)),
+        queued=(replace(queued(1, ask=half), priority=Priority.HIGH),),
+        running=(running(50, 2, (1000,)), running(51, 1, (1010, 1011), preemptible=True)),
+        reservations=(),
+    )
+    planned = plan(snapshot, NOW)
+    assert [eviction.workload for eviction in planned.evictions] == [51]
     assert violations(snapshot, planned, NOW) == []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from benchmarks.plan_verifier import violations
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import (
     Ask,
@@ -18,10 +21,15 @@ from scheduler.core.planner import plan
 NOW = 1_000_000
 
 
-def test_spare_capacity_does_not_block_units_earmarked_for_a_workload() -> None:
-    """Check that the workload starts on its earmarked unit.
+@pytest.mark.parametrize(("spare", "unit"), [(4, 10), (5, 20)])
+def test_a_workload_that_leaves_its_earmarked_unit_must_leave_the_spare_capacity(
+    spare: int, unit: int
+) -> None:
+    """Check where a workload with one of five free units earmarked starts.
 
-    The best place would be the last free unit of the other host, but that unit is spare capacity.
+    The best place is the only unit of the other host. If four units are spare capacity, the workload may take
+    it, because the earmarked unit becomes free. If all five are, it starts on the earmarked unit, which does
+    not count as spare capacity.
     """
     hosts = tuple(HostInfo(n, f"host-{n}", 1) for n in (1, 2))
     units = tuple(
@@ -30,6 +38,8 @@ def test_spare_capacity_does_not_block_units_earmarked_for_a_workload() -> None:
         for n in range(size)
     )
     waiting = QueuedWorkload(1, 1, 1, 1, 1, Ask(1), NOW, 600, 600, earmarked_units=(20,))
-    pool = PoolInfo(1, "pool", PoolKind.STATIC, 1, PoolPolicy(spare_slots=4 * SLOTS_PER_GPU))
-    planned = plan(Snapshot(1, (pool,), hosts, units, queued=(waiting,)), NOW)
-    assert {p.workload: p.units for p in planned.placements} == {1: (20,)}
+    pool = PoolInfo(1, "pool", PoolKind.STATIC, 1, PoolPolicy(spare_slots=spare * SLOTS_PER_GPU))
+    snapshot = Snapshot(1, (pool,), hosts, units, queued=(waiting,))
+    planned = plan(snapshot, NOW)
+    assert {p.workload: p.units for p in planned.placements} == {1: (unit,)}
+    assert violations(snapshot, planned, NOW) == []

@@ -563,17 +563,17 @@ class PoolState:
             if self.units[unit].profile.startswith("share"):
                 self.gpu_teams[int(self.gpu_of[unit])] = queued.team
 
+    def idle_earmarked_units(self, queued: QueuedWorkload) -> Ints:
+        """Return the units that are earmarked for a workload and that no work holds."""
+        idle = (self.holder == NO_HOLDER) & (self.bound_to == 0) & self.usable
+        return np.flatnonzero((self.earmarked_for == queued.id) & idle)
+
     def release_earmarks(self, queued: QueuedWorkload) -> None:
         """Give up the units that are earmarked for a workload that cannot start.
 
         Call it only if no eviction for this workload is in progress.
         """
-        units = np.flatnonzero(
-            (self.earmarked_for == queued.id)
-            & (self.holder == NO_HOLDER)
-            & (self.bound_to == 0)
-            & self.usable
-        )
+        units = self.idle_earmarked_units(queued)
         self.earmarked_for[units] = 0
         self.free[units] = True
         self.free_slots += int(self.slots[units].sum())
