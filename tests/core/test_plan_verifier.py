@@ -245,7 +245,7 @@ def test_free_shares_of_a_gpu_that_another_team_uses_do_not_make_an_eviction_nee
         pools=sample_pool().pools[:1],
         hosts=(HostInfo(1, "one", 1),),
         units=shares,
-        quotas=(QuotaInfo(1, 1, "H100", GPU), QuotaInfo(2, 1, "H100", GPU)),
+        quotas=(QuotaInfo(1, 1, "H100", 2 * GPU), QuotaInfo(2, 1, "H100", GPU)),
         queued=(replace(queued(1, ask=half), priority=Priority.HIGH),),
         running=(running(50, 2, (1000,)), running(51, 1, (1010, 1011), preemptible=True)),
         reservations=(),
