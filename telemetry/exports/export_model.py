@@ -14,7 +14,8 @@ from typing import Any
 from django.db.models import QuerySet
 
 from telemetry.core.csv_text import PLAIN_CSV, CsvDialect
-from telemetry.models import Charge, ChargeCell, Statement, StatementState
+from telemetry.models import Charge, ChargeCell, CostCentreStatement, Statement, StatementState
+from telemetry.reads.statement_document import DocumentRow, StatementDocument
 
 CLOSED, PROVISIONAL = "closed", "provisional"
 
@@ -46,15 +47,37 @@ def no_sentence(code: str, numbers: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
+class DocumentTexts:
+    """The texts of a statement that its page shows too.
+
+    ``facts`` returns labels and values of the head, ``signatures`` the names and times of the close.
+    ``correction_reasons`` returns the late facts by corrected month, ``group_title`` the heading of the rows
+    of a project, a person and a part, ``work`` the workload of a row. ``sum_check`` names the check that the
+    rows sum to the total.
+    """
+
+    facts: Callable[[StatementDocument], list[dict[str, Any]]]
+    signatures: Callable[[Statement], list[dict[str, str]]]
+    correction_reasons: Callable[[CostCentreStatement], Mapping[date, str]]
+    group_title: Callable[[str, str, str], str]
+    work: Callable[[DocumentRow], str]
+    part_labels: Mapping[str, str]
+    sum_check: str
+
+
+@dataclass(frozen=True)
 class ExportOptions:
     """The options of an export.
 
-    ``currency`` is that of an open month. ``cause_sentence`` turns the cause of a correction into a sentence.
+    ``currency`` and ``issuer``, the name of the organisation, are those of an open month. ``cause_sentence``
+    turns the cause of a correction into a sentence. ``texts`` are needed for statements of cost centres.
     """
 
     dialect: CsvDialect = PLAIN_CSV
     currency: str = ""
+    issuer: str = ""
     cause_sentence: Callable[[str, Mapping[str, Any]], str] = no_sentence
+    texts: DocumentTexts | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +85,7 @@ class ExportKind:
     """A kind of file. ``write`` yields its bytes.
 
     Kinds with ``whole_only`` contain all charges of a month, or of one cost centre if ``one_cost_centre`` is
-    True. They have no other filters, and only people who see all charges may download them.
+    True. They have no other filters. Only people who see all these charges may download them.
     """
 
     name: str

@@ -112,4 +112,4 @@ def export_charges(month: date, scope: ExportScope) -> Iterator[ExportedCharge]:
     lines = charge_lines(month, scope.lines, **scope.where)
     rows: Iterator[tuple[Any, ...]] = lines.values_list(*CHARGE_COLUMNS).iterator(chunk_size=LINES_PER_FETCH)
     for row in rows:
-        yield ExportedCharge(*row, corrected_month=corrected_month(month, row[1]))
+        yield ExportedCharge(*[*row, corrected_month(month, row[1])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from telemetry.exports.csv_files import charge_lines_file, statement_file
+from telemetry.exports.documents.month_documents import all_documents, one_document
 from telemetry.exports.export_model import ExportKind
 from telemetry.exports.workbook import workbook_file
 
@@ -12,5 +13,7 @@ _KINDS = (
     ExportKind("statement", "csv", CSV_TYPE, statement_file),
     ExportKind("lines", "csv", CSV_TYPE, charge_lines_file),
     ExportKind("xlsx", "xlsx", XLSX_TYPE, workbook_file),
+    ExportKind("pdf", "pdf", "application/pdf", one_document, whole_only=True, one_cost_centre=True),
+    ExportKind("pdf-zip", "zip", "application/zip", all_documents, whole_only=True),
 )
 EXPORT_KINDS: dict[str, ExportKind] = {kind.name: kind for kind in _KINDS}

@@ -7,25 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import Max, Min, Q, Sum
+from django.db.models import Count, Max, Q, QuerySet, Sum, Value
+from django.db.models.functions import Coalesce
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.core.amounts import ZERO, round_amount, split_amount
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.models import (
-    Charge,
     ChargeBucketChoices,
     ChargeCell,
     CostCentreStatement,
-    Price,
     StatementLine,
+    StatementState,
 )
+from telemetry.money.billing_months import month_bounds
+from telemetry.money.rate_card import load_rates
 
 HOUR_STEP = Decimal("0.001")
+# A mean price of less time would show the rounding of the ledger's amounts in its last decimals.
+PRICE_STEP, SHORT_PRICE_STEP, SHORT_HOURS = Decimal("0.0001"), Decimal("0.01"), Decimal("0.1")
+# With more groups, the workloads of a person with the same type, model and bucket are one group.
+MAX_GROUPS = 80
 # Parts of a charge in the order of a document. An idle share is a part of the pool's idle time.
 USED, IDLE, UNMEASURED = "used", "idle", "unmeasured"
 RESERVED_UNUSED, IDLE_SHARE = "reserved_unused", "idle_share"
@@ -36,13 +42,15 @@ PARTS = (USED, IDLE, UNMEASURED, RESERVED_UNUSED, IDLE_SHARE)
 class DocumentRow:
     """One row of a document: a part of the charge for one workload, or for time without a workload.
 
-    ``part`` is one of ``PARTS``. ``price`` is per GPU-hour; None if the row has several prices, or none.
+    ``part`` is one of ``PARTS``. ``price`` is the mean price per GPU-hour; None for time without a price.
+    ``workloads`` is the number of workloads of the row. If there are several, ``workload`` is empty.
     ``corrected_month`` is None for the use of the month itself.
     """
 
     project: str
     person: str
     workload: str
+    workloads: int
     workload_type: str
     part: str
     model: str
@@ -56,15 +64,15 @@ class DocumentRow:
 class StatementDocument:
     """The contents of a cost centre's statement. ``rows`` and ``corrections`` sum to its total.
 
-    ``prices`` are the lines of the rate card that it uses. ``parts`` has the amounts of ``rows`` by part.
-    ``coverage`` is the measured part of the held time, from 0 to 1; None without held time.
+    ``rate_dates`` are the dates of the prices in force in the month. ``parts`` has the amounts of ``rows`` by
+    part. ``coverage`` is the measured part of the held time, from 0 to 1; None without held time.
     """
 
     statement: CostCentreStatement
     rows: tuple[DocumentRow, ...]
     corrections: tuple[DocumentRow, ...]
     teams: tuple[str, ...]
-    prices: tuple[Price, ...]
+    rate_dates: tuple[datetime, ...]
     coverage: float | None
 
     @property
@@ -85,46 +93,80 @@ class StatementDocument:
 
 
 def statement_document(statement: CostCentreStatement) -> StatementDocument:
-    """Return the contents of a cost centre's statement. The number of queries does not depend on its size."""
+    """Return the contents of a cost centre's statement. The number of queries does not depend on its size.
+
+    A statement of an open month is not stored. Its contents are the present charges and names.
+    """
     groups = _cell_sums(statement)
-    prices = _prices_by_work(statement)
-    rows = [row for group in groups for row in _document_rows(group, prices)]
+    rows = [row for group in groups for row in _document_rows(group)]
     rows.sort(key=_position)
     lines = StatementLine.objects.filter(statement=statement.statement, cost_centre=statement.cost_centre)
-    teams = lines.exclude(team_name="").values_list("team_name", flat=True).distinct()
-    charges = Charge.objects.filter(month=statement.statement.month, cost_centre=statement.cost_centre)
-    used_prices = Price.objects.filter(pk__in=charges.values("price")).order_by("model", "valid_from", "pk")
+    team = _name_column(statement, "team")
+    teams = lines.exclude(team=None).values_list(team, flat=True).distinct()
     return StatementDocument(
         statement,
         tuple(row for row in rows if row.corrected_month is None),
         tuple(row for row in rows if row.corrected_month is not None),
         tuple(sorted(teams.order_by())),
-        tuple(used_prices),
+        _rate_dates(statement, lines.filter(bucket__in=CHARGED_BUCKETS)),
         _coverage(groups),
     )
 
 
-_WORK = ("line__project_id", "user_id", "workload_id", "line__model", "line__bucket")
+def _name_column(statement: CostCentreStatement, owner: str) -> str:
+    """Return the column of a line with the name of its project or team. A closed month has copied names."""
+    is_closed = statement.statement.state == StatementState.CLOSED
+    return f"{owner}_name" if is_closed else f"{owner}__name"
+
+
+def _rate_dates(statement: CostCentreStatement, lines: QuerySet[StatementLine]) -> tuple[datetime, ...]:
+    """Return the start dates of the prices that were in force for the lines of a month."""
+    start, end = month_bounds(statement.statement.month)
+    kinds = lines.exclude(pool=None).values_list("pool_id", "model").distinct().order_by()
+    dates: set[datetime] = set()
+    for rates in load_rates({(pool, model) for pool, model in kinds if pool is not None}).values():
+        started = [rate.since for rate in rates if rate.since < end]
+        dates |= {since for since in started if since > start} | set(
+            [since for since in started if since <= start][-1:]
+        )
+    return tuple(sorted(dates))
 
 
 def _cell_sums(statement: CostCentreStatement) -> list[dict[str, Any]]:
-    """Return the sums of the cells of a document by project, person, workload, model and bucket."""
+    """Return the sums of the cells of a document by project, person, workload, model and bucket.
+
+    If there would be more than ``MAX_GROUPS``, the workloads of a person are not told apart.
+    """
+    groups = _grouped_cells(statement)
+    if sum(max(1, group["workloads"]) for group in groups) > MAX_GROUPS:
+        return groups
+    return _grouped_cells(statement, "workload_id")
+
+
+def _grouped_cells(statement: CostCentreStatement, *more: str) -> list[dict[str, Any]]:
+    """Return the sums of the cells by project, person, type, model and bucket, and the columns ``more``."""
     cells = ChargeCell.objects.filter(
         statement=statement.statement, line__cost_centre=statement.cost_centre, line__shared_out=False
     ).filter(Q(line__bucket__in=CHARGED_BUCKETS) | Q(line__idle_share=True))
     groups = cells.order_by().values(
-        *_WORK,
-        "line__project_name",
+        "line__project_id",
+        "user_id",
         "line__workload_type",
+        "line__model",
+        "line__bucket",
         "line__corrected_month",
         "line__idle_share",
+        *more,
+        project_name=Coalesce(f"line__{_name_column(statement, 'project')}", Value("")),
     )
     sums = groups.annotate(
         person=Max("user_name"),
         workload=Max("workload_name"),
+        workloads=Count("workload_id", distinct=True),
         slots=Sum("slot_seconds"),
         covered=Sum("covered_slot_seconds"),
         used=Sum("used_slot_seconds"),
+        charged=Sum("charged"),
         amount=Sum("charged_cents"),
         used_amount=Sum("used_cents"),
         idle_amount=Sum("idle_cents"),
@@ -132,21 +174,7 @@ def _cell_sums(statement: CostCentreStatement) -> list[dict[str, Any]]:
     return [dict(row) for row in sums if row["slots"] or row["amount"]]
 
 
-def _prices_by_work(statement: CostCentreStatement) -> dict[tuple[Any, ...], Decimal]:
-    """Return the price per GPU-hour of each kind of work that has exactly one price."""
-    lines = Charge.objects.filter(month=statement.statement.month, cost_centre=statement.cost_centre)
-    columns = [column.removeprefix("line__") for column in _WORK]
-    sums = (
-        lines.order_by()
-        .values_list(*columns)
-        .annotate(low=Min("price__price_per_gpu_hour"), high=Max("price__price_per_gpu_hour"))
-    )
-    return {tuple(work): low for *work, low, high in sums if low is not None and low == high}
-
-
-def _document_rows(
-    group: Mapping[str, Any], prices: Mapping[tuple[Any, ...], Decimal]
-) -> Iterable[DocumentRow]:
+def _document_rows(group: Mapping[str, Any]) -> Iterable[DocumentRow]:
     """Yield one row per part of a group of cells. The hours of the parts sum to the hours of the group."""
     hours = round_amount(Decimal(group["slots"]) / SLOT_SECONDS_PER_GPU_HOUR, HOUR_STEP)
     amounts = {USED: group["used_amount"], IDLE: group["idle_amount"]}
@@ -159,13 +187,14 @@ def _document_rows(
         weights = _weights(group)
         split = split_amount(hours, weights, HOUR_STEP)
         parts = list(zip(amounts, split, amounts.values(), strict=True))
-    price = None if group["line__idle_share"] else prices.get(tuple(group[column] for column in _WORK))
+    price = None if group["line__idle_share"] else _mean_price(group["charged"], group["slots"])
     for part, part_hours, amount in parts:
         if part_hours or amount:
             yield DocumentRow(
-                project=group["line__project_name"],
+                project=group["project_name"],
                 person=group["person"],
-                workload=group["workload"],
+                workload=group["workload"] if group["workloads"] <= 1 else "",
+                workloads=group["workloads"],
                 workload_type=group["line__workload_type"],
                 part=part,
                 model=group["line__model"],
@@ -174,6 +203,14 @@ def _document_rows(
                 price=price,
                 amount=amount,
             )
+
+
+def _mean_price(charged: Decimal, slot_seconds: int) -> Decimal | None:
+    """Return the mean price per GPU-hour. It equals the price if only one was in force."""
+    hours = Decimal(slot_seconds) / SLOT_SECONDS_PER_GPU_HOUR
+    if not hours:
+        return None
+    return round_amount(charged / hours, PRICE_STEP if abs(hours) >= SHORT_HOURS else SHORT_PRICE_STEP)
 
 
 def _weights(group: Mapping[str, Any]) -> list[int]:

@@ -9,14 +9,32 @@ from datetime import date
 from typing import Any
 
 from portal import policy
+from portal.errors import Invalid
 from portal.input_checks import InputChecks
 from portal.models import Organisation, User
 from portal.reads.money.charge_scope import charge_scope
+from portal.reads.money.documents import correction_reasons, visible_documents
 from portal.wording.pages import export_texts
 from portal.wording.pages.correction_texts import cause_sentence
+from portal.wording.pages.statement_texts import (
+    PART_LABELS,
+    document_facts,
+    group_title,
+    signatures,
+    work_text,
+)
 from telemetry.core.csv_text import CsvDialect
-from telemetry.exports.export_model import PROVISIONAL, ExportKind, ExportOptions, ExportScope, month_state
+from telemetry.exports.documents.month_documents import month_documents
+from telemetry.exports.export_model import (
+    PROVISIONAL,
+    DocumentTexts,
+    ExportKind,
+    ExportOptions,
+    ExportScope,
+    month_state,
+)
 from telemetry.exports.registry import EXPORT_KINDS
+from telemetry.money.billing_months import month_bounds
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t"}
 DECIMAL_SIGNS = {"point": ".", "comma": ","}
@@ -38,11 +56,11 @@ def export_download(
     """Return the export of a month that ``given`` asks for. ``where`` are the checked filters.
 
     Raises Invalid for an unknown kind or option, and for filters that the kind does not have. Raises
-    NotAllowed if the viewer may see no charges, or not all charges of a kind that contains all.
+    NotAllowed if the viewer may not see all charges that the kind contains.
     """
     kind, dialect = _checked_kind(given, where), _checked_dialect(given)
     scope = charge_scope(viewer)
-    if kind.whole_only or scope.kind == "none":
+    if scope.kind == "none" or (kind.whole_only and not _is_visible_document(viewer, month, kind, where)):
         policy.require(viewer, "charges.see_all")
     organisation = Organisation.objects.first() or Organisation()
     whose = ExportScope(
@@ -52,10 +70,38 @@ def export_download(
         where=where,
         with_cost=policy.sees_owner_cost(viewer),
     )
+    options = ExportOptions(
+        dialect, organisation.currency, organisation.name, cause_sentence, document_texts()
+    )
+    if kind.one_cost_centre and not month_documents(month, options, where["cost_centre"]):
+        message = export_texts.NO_STATEMENT.format(
+            field="cost_centre", given=where["cost_centre"], month=month
+        )
+        raise Invalid({"cost_centre": message}, {"cost_centre": where["cost_centre"]})
     return ExportDownload(
         _file_name(kind, month, where, month_state(month, organisation.currency).label),
         kind.content_type,
-        kind.write(month, whose, ExportOptions(dialect, organisation.currency, cause_sentence)),
+        kind.write(month, whose, options),
+    )
+
+
+def _is_visible_document(viewer: User, month: date, kind: ExportKind, where: Mapping[str, Any]) -> bool:
+    """Return True if the kind is one statement of a closed month that the viewer may see."""
+    if not kind.one_cost_centre:
+        return False
+    return visible_documents(viewer, month).filter(cost_centre=where["cost_centre"]).exists()
+
+
+def document_texts() -> DocumentTexts:
+    """Return the texts of statements, which are those of their pages."""
+    return DocumentTexts(
+        facts=lambda document: document_facts(document, month_bounds(document.statement.statement.month)),
+        signatures=signatures,
+        correction_reasons=correction_reasons,
+        group_title=group_title,
+        work=work_text,
+        part_labels=PART_LABELS,
+        sum_check=export_texts.SUM_CHECK,
     )
 
 

@@ -5,7 +5,11 @@ KIND_LABELS = {
     "statement": ("CSV of statement lines", "to the cent"),
     "lines": ("CSV of charge lines", "six decimals"),
     "xlsx": ("XLSX", "a sheet for each level"),
+    "pdf": ("PDF of the cost centre", "its statement"),
+    "pdf-zip": ("PDF for each cost centre", "ZIP"),
 }
 DECIMAL_IS_SEPARATOR = "decimal is 'comma', which is also the separator; allowed: separator semicolon or tab."
 NO_FILTER = "{field} is a filter; allowed: no filters, because {kind} contains all charges."
 COST_CENTRE_MISSING = "{field} is missing; allowed: the code of the cost centre whose {kind} you want."
+NO_STATEMENT = "{field} is {given!a}; allowed: a cost centre that is charged in {month:%Y-%m}."
+SUM_CHECK = "lines and corrections add up to the total"

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from telemetry.models import Statement
-from telemetry.reads.statement_document import StatementDocument
+from telemetry.reads.statement_document import DocumentRow, StatementDocument
 
 PART_LABELS = {
     "used": "used",
@@ -32,11 +32,18 @@ def group_title(project: str, person: str, part: str) -> str:
     return ", ".join(text for text in (project or DEDICATED_GROUP, person) if text)
 
 
+def work_text(row: DocumentRow) -> str:
+    """Return the workload of a row, or the number of its workloads."""
+    if row.workloads > 1:
+        return f"{row.workloads:,} workloads"
+    return row.workload or WITHOUT_WORKLOAD.get(row.part, "")
+
+
 def document_facts(document: StatementDocument, period: tuple[datetime, datetime]) -> list[dict[str, Any]]:
     """Return the labels and values in the head of a statement."""
     row = document.statement
     start, end = period
-    dates = sorted({price.valid_from for price in document.prices})
+    dates = document.rate_dates
     facts = [
         ("Number", row.number),
         ("Cost centre", f"{row.cost_centre} {row.name}".strip()),
@@ -44,7 +51,7 @@ def document_facts(document: StatementDocument, period: tuple[datetime, datetime
         ("Team", ", ".join(document.teams)),
         ("Period", f"{_time(start)} to {_time(end)} UTC"),
         ("Closed", f"{_time(row.statement.closed_at)} UTC" if row.statement.closed_at else ""),
-        ("Due", f"{row.due_on:%-d %b %Y}"),
+        ("Due", f"{row.due_on:%-d %b %Y}" if row.due_on else ""),
         ("Rate card", "of " + ", ".join(f"{date:%-d %b %Y}" for date in dates) if dates else ""),
         ("Tax", row.tax_text),
     ]

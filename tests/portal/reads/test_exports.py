@@ -178,7 +178,7 @@ def rename_everything(world: World) -> None:
             rows.filter(pk=row.pk).update(name=f"=Renamed {row.pk}")
     Workload.objects.update(name="=renamed")
     for user in User.objects.all():
-        User.objects.filter(pk=user.pk).update(username=f"renamed-{user.pk}", first_name="Renamed")
+        User.objects.filter(pk=user.pk).update(first_name="Renamed")
     Organisation.objects.update(name="Renamed", currency="CHF")
     for centre in CostCentre.objects.filter(project__isnull=False):
         CostCentre.objects.create(project=centre.project, code="CC-new", valid_from=AFTER, created_at=AFTER)

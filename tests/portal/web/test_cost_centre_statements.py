@@ -93,7 +93,7 @@ def test_the_api_returns_the_statement_with_rows_that_sum_to_its_total(
 def row(number: int) -> DocumentRow:
     hours, amount = Decimal("0.500"), Decimal("1.00")
     return DocumentRow(
-        "p", f"u{number // 3}", f"w{number}", "training", "used", "H", None, hours, None, amount
+        "p", f"u{number // 3}", f"w{number}", 1, "training", "used", "H", None, hours, None, amount
     )
 
 

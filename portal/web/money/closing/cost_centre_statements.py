@@ -67,7 +67,8 @@ def statement_page(request: HttpRequest, number: str) -> HttpResponseBase:
         "facts": statement_texts.document_facts(document, month_bounds(month)),
         "signatures": statement_texts.signatures(row.statement),
         "see_all": policy.may(user, "charges.see_all"),
-        "lines_url": f"{reverse('chargeback')}?{urlencode(_lines_query(row))}",
+        "lines_url": _export_url(row, "lines"),
+        "pdf_url": _export_url(row, "pdf"),
         "now": timezone.now(),
         **reads.neighbours(user, row),
     }
@@ -86,9 +87,9 @@ def _verify(request: HttpRequest, row: CostCentreStatement) -> None:
     messages.success(request, text.format(month=month))
 
 
-def _lines_query(row: CostCentreStatement) -> dict[str, Any]:
-    month = row.statement.month
-    return {"month": f"{month:%Y-%m}", "cost_centre": row.cost_centre, "format": "csv"}
+def _export_url(row: CostCentreStatement, kind: str) -> str:
+    query = urlencode({"kind": kind, "cost_centre": row.cost_centre})
+    return f"{reverse('export', args=[f'{row.statement.month:%Y-%m}'])}?{query}"
 
 
 def _parts(document: StatementDocument) -> list[dict[str, Any]]:

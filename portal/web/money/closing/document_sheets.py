@@ -73,5 +73,5 @@ def _with_groups(rows: Iterable[DocumentRow]) -> Iterable[SheetRow]:
         if title != heading:
             heading = title
             yield SheetRow("group", title=title)
-        work = row.workload or statement_texts.WITHOUT_WORKLOAD.get(row.part, "")
+        work = statement_texts.work_text(row)
         yield SheetRow("line", number=number, work=work, part=statement_texts.PART_LABELS[row.part], row=row)

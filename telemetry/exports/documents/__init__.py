@@ -1,0 +1,1 @@
+"""Write the statement of a cost centre as PDF."""

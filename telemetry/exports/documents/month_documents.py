@@ -1,0 +1,107 @@
+"""Write the statements of cost centres of a month: one as PDF, or all in a ZIP archive."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from datetime import UTC, date
+from decimal import Decimal
+
+from django.db.models import Q, Sum
+
+from telemetry.exports.documents.statement_pdf import statement_pdf
+from telemetry.exports.export_model import ExportOptions, ExportScope, month_state
+from telemetry.models import CostCentreStatement, Statement
+from telemetry.money.billing_months import month_bounds
+from telemetry.reads.statement_document import statement_document
+
+CURRENCY_DECIMALS = 2
+NOT_IN_FILE_NAME = re.compile(r"[^A-Za-z0-9.-]+")
+PROVISIONAL_NUMBER = "{month:%Y-%m}/{code}/provisional"
+
+
+def one_document(month: date, scope: ExportScope, options: ExportOptions) -> Iterator[bytes]:
+    """Yield the PDF of the statement of the cost centre in the filters of the scope."""
+    for statement in month_documents(month, options, str(scope.where["cost_centre"]))[:1]:
+        yield _pdf(statement, options)
+
+
+def all_documents(month: date, scope: ExportScope, options: ExportOptions) -> Iterator[bytes]:
+    """Yield a ZIP archive with the PDF of each cost centre, one file after the other.
+
+    Its entries have the time of the close. So the archive of a closed month has the same bytes each time.
+    """
+    made_at = month_state(month, options.currency).closed_at or month_bounds(month)[0]
+    stamp = made_at.astimezone(UTC).timetuple()[:6]
+    sink = _Sink()
+    with zipfile.ZipFile(sink, "w") as archive:
+        for statement in month_documents(month, options):
+            name = NOT_IN_FILE_NAME.sub("_", statement.number)
+            entry = zipfile.ZipInfo(f"{name}.pdf", stamp)
+            archive.writestr(entry, _pdf(statement, options), zipfile.ZIP_DEFLATED)
+            yield sink.take()
+    yield sink.take()
+
+
+def month_documents(
+    month: date, options: ExportOptions, code: str | None = None
+) -> list[CostCentreStatement]:
+    """Return the statements of cost centres of a month, by code; of one cost centre if ``code`` is given.
+
+    An open month has none yet. Its statements are made from the present lines, and are not stored.
+    """
+    state = month_state(month, options.currency)
+    if state.statement is None:
+        return []
+    if state.is_closed:
+        found = CostCentreStatement.objects.filter(statement=state.statement).order_by("number")
+        found = found.select_related("statement__closed_by")
+        return list(found if code is None else found.filter(cost_centre=code))
+    return [
+        CostCentreStatement(
+            statement=state.statement,
+            cost_centre=centre,
+            currency=state.currency,
+            sequence=1,
+            number=PROVISIONAL_NUMBER.format(month=month, code=centre),
+            issuer=options.issuer,
+            total=total,
+        )
+        for centre, total in _open_totals(state.statement)
+        if code in (None, centre)
+    ]
+
+
+def _pdf(statement: CostCentreStatement, options: ExportOptions) -> bytes:
+    if options.texts is None:
+        raise ValueError("texts: statements of cost centres need them")
+    return statement_pdf(statement_document(statement), CURRENCY_DECIMALS, options.texts)
+
+
+def _open_totals(statement: Statement) -> list[tuple[str, Decimal]]:
+    """Return the charges of each cost centre of an open month."""
+    lines = statement.lines.filter(shared_out=False).exclude(cost_centre="")
+    lines = lines.exclude(Q(slot_seconds=0, charged_cents=0, cost_cents=0))
+    totals = lines.values_list("cost_centre").annotate(total=Sum("charged_cents"))
+    return list(totals.order_by("cost_centre"))
+
+
+class _Sink(io.RawIOBase):
+    """A file that can be written and not read. ``take`` returns the bytes since the last call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self._parts.append(bytes(data))
+        return len(data)
+
+    def take(self) -> bytes:
+        taken, self._parts = b"".join(self._parts), []
+        return taken
