@@ -139,6 +139,8 @@ def _create_rows(now: datetime, past_until: datetime | None) -> list[dict[str, s
         name="Northern Research Institute",
         time_zone=TIME_ZONE,
         currency="EUR",
+        tax_text="internal allocation, no VAT",
+        two_step_close=True,
         simulated_history_until=past_until,
     )
     teams = _create_teams_and_projects(now)

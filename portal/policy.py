@@ -204,6 +204,8 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     "budget.change": (changes_things & is_finance, permission_problems.BUDGET_CHANGE),
     "cost_centre.change": (changes_things & is_finance, permission_problems.COST_CENTRE_CHANGE),
     "statement.close": (changes_things & is_finance, permission_problems.STATEMENT_CLOSE),
+    # An auditor changes nothing else. The second signature is a check, not a change.
+    "statement.confirm": (is_active & (is_finance | is_auditor), permission_problems.STATEMENT_CONFIRM),
     "billing.change": (changes_things & is_finance, permission_problems.BILLING_CHANGE),
     "charges.see_all": (
         is_active & (is_finance | is_auditor),

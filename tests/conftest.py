@@ -30,6 +30,14 @@ for profile, examples in (("short", 15), ("full", 100)):
     )
 hypothesis.settings.load_profile("short")  # the long part runs with `--hypothesis-profile full`
 
+
+@pytest.fixture(autouse=True)
+def calendar_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the billing calendar once in each test, and keep none from the test before."""
+    monkeypatch.setattr("telemetry.money.billing_months._cached", None)
+    monkeypatch.setattr("telemetry.money.billing_months.CACHE_SECONDS", float("inf"))
+
+
 NEEDS = {
     "browser": ("Chromium", ("chromium", "chromium-browser", "google-chrome")),
     "sandbox": ("bubblewrap", ("bwrap",)),

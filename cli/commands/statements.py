@@ -65,6 +65,61 @@ def show_statement(session: CliSession, number: str) -> None:
     return output.print_line(f"Total {row['total']} {row['currency']}".rstrip())
 
 
+@command(statement, "check")
+@click.argument("month")
+@click.option("--audit", is_flag=True, help="Also compare every line with the facts; may take a minute.")
+def check_month(session: CliSession, month: str, audit: bool) -> None:
+    """Rehearse the close of a month, such as 2026-10: run its checks. It changes nothing."""
+    found = session.client.get(f"statements/{quote(month)}/checks/", audit=audit)
+    if session.json:
+        return output.print_json(found)
+    output.print_table(
+        ("result", "check", "figures"),
+        (
+            (
+                "passes" if check["ok"] else "fails",
+                check["check"],
+                "" if check["ok"] else str(check["figures"]),
+            )
+            for check in found["checks"]
+        ),
+        "No checks.",
+    )
+    proposal = found["proposal"]
+    if proposal:
+        output.print_line(
+            f"{proposal['proposed_by']} proposed to close it. The proposal holds until"
+            f" {proposal['expires_at']}."
+        )
+    return output.print_line(f"The month {'is over' if found['over'] else 'ends at ' + found['ends_at']}.")
+
+
+@command(statement, "propose")
+@click.argument("month")
+@click.option("--why", default="", help="For the audit log.")
+@click.option("--missing-samples-reason", default="", help="Why the month is closed without missing samples.")
+def propose_month(session: CliSession, month: str, why: str, missing_samples_reason: str) -> None:
+    """Propose to close a month. Another person closes it within three days."""
+    body = {"why": why, "missing_samples_reason": missing_samples_reason}
+    row = session.client.post(f"statements/{quote(month)}/propose/", body)
+    output.print_json(row) if session.json else output.print_line(
+        f"Proposed. Another person can close {month} until {row['expires_at']}."
+    )
+
+
+@command(statement, "close")
+@click.argument("month")
+@click.option("--why", default="", help="For the audit log.")
+@click.option("--missing-samples-reason", default="", help="Why the month is closed without missing samples.")
+def close_month(session: CliSession, month: str, why: str, missing_samples_reason: str) -> None:
+    """Close a past month for good: run its checks and make its statements."""
+    body = {"why": why, "missing_samples_reason": missing_samples_reason}
+    row = session.client.post(f"statements/{quote(month)}/close/", body)
+    output.print_json(row) if session.json else output.print_line(
+        f"{month} is closed. Digest {row['digest']}."
+    )
+
+
 @command(billing, "show")
 def show_billing(session: CliSession) -> None:
     """Show the settings of billing."""
@@ -96,4 +151,30 @@ def _print_billing(found: dict[str, object]) -> None:
     output.print_line(
         f"Statements are due {found['payment_days']} days after the close; {people}; "
         f"tax note: {found['tax_text'] or 'none'}."
+    )
+
+
+@command(billing, "zones")
+def list_zones(session: CliSession) -> None:
+    """List the time zones of billing months. Before the first one, months are in UTC."""
+    rows = list(session.client.pages("billing/zones/"))
+    if session.json:
+        return output.print_json(rows)
+    return output.print_table(
+        ("from", "time zone", "set by"),
+        ((row["first_month"][:7], row["time_zone"], row["created_by"] or "") for row in rows),
+        "Billing months are in UTC.",
+    )
+
+
+@command(billing, "set-zone")
+@click.argument("time_zone")
+@click.option("--from", "first_month", required=True, help="A month that has not begun, such as 2027-01.")
+@click.option("--why", default="", help="For the audit log.")
+def set_zone(session: CliSession, time_zone: str, first_month: str, why: str) -> None:
+    """Set the time zone of billing months, such as Europe/Berlin, from a month on."""
+    body = {"first_month": f"{first_month}-01", "time_zone": time_zone, "why": why}
+    row = session.client.post("billing/zones/", body)
+    output.print_json(row) if session.json else output.print_line(
+        f"Billing months are in {row['time_zone']} from {row['first_month'][:7]} on."
     )

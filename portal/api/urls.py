@@ -9,7 +9,7 @@ from portal.api.calendar import views as calendar
 from portal.api.fleet import gpu_geometry, health_rules, recordings, repairs, volumes
 from portal.api.fleet import removal as fleet_removal
 from portal.api.fleet import views as fleet
-from portal.api.money import documents, exports, payers
+from portal.api.money import close, documents, exports, payers
 from portal.api.money import views as money
 from portal.api.people import removal as own_removal
 from portal.api.people import views as own
@@ -114,12 +114,15 @@ urlpatterns = [
     path("charges/<int:id>/", money.ChargeDetailView.as_view()),
     path("statements/", money.StatementListView.as_view()),
     path("statements/<str:month>/", money.StatementDetailView.as_view()),
+    path("statements/<str:month>/checks/", close.CloseRehearsalView.as_view()),
+    path("statements/<str:month>/propose/", close.ProposeCloseView.as_view()),
     path("statements/<str:month>/close/", money.CloseStatementView.as_view()),
     path("statements/<str:month>/export/", exports.ExportView.as_view()),
     path("statements/<str:month>/idle-payer/", payers.IdlePayerView.as_view()),
     path("cost-centre-statements/", documents.CostCentreStatementListView.as_view()),
     path("cost-centre-statements/<path:number>/", documents.CostCentreStatementView.as_view()),
     path("billing/", documents.BillingSettingsView.as_view()),
+    path("billing/zones/", documents.BillingZoneListView.as_view()),
     path("refund-limits/", payers.RefundLimitListView.as_view()),
     path("cost-centres/", payers.CostCentreListView.as_view()),
     path("prices/", money.PriceListView.as_view()),

@@ -1,8 +1,15 @@
-"""Describe the refund of lost work."""
+"""Describe the refund of lost work, and the head of a statement of a cost centre."""
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
 from portal.wording.formatting import duration
+from portal.wording.pages.statement_texts import WITHOUT_WORKLOAD
+from telemetry.models import Statement
+from telemetry.reads.statement_document import DocumentRow, StatementDocument
 
 
 def refund_limit_text(minutes: int | None) -> str:
@@ -27,3 +34,55 @@ def refund_sentence(minutes: int | None) -> str:
         "Its work since its last checkpoint is not charged, "
         f"but at most the last {refund_duration(minutes)} before its stop."
     )
+
+
+def work_text(row: DocumentRow) -> str:
+    """Return the workload of a row, or the number of its workloads."""
+    if row.workloads > 1:
+        return f"{row.workloads:,} workloads"
+    return row.workload or WITHOUT_WORKLOAD.get(row.part, "")
+
+
+def document_facts(
+    document: StatementDocument, period: tuple[datetime, datetime], zone: str
+) -> list[dict[str, Any]]:
+    """Return the labels and values in the head of a statement.
+
+    ``period`` is the month, and ``zone`` its time zone, in which all times are written.
+    """
+    row, (start, end) = document.statement, period
+    closed_at, dates = row.statement.closed_at, document.rate_dates
+    facts = [
+        ("Number", row.number),
+        ("Cost centre", f"{row.cost_centre} {row.name}".strip()),
+        ("Purchase order", row.purchase_order),
+        ("Team", ", ".join(document.teams)),
+        ("Period", f"{_time(start, zone)} to {_time(end, zone)} {zone}"),
+        ("Closed", f"{_time(closed_at, zone)} {zone}" if closed_at else ""),
+        ("Due", f"{row.due_on:%-d %b %Y}" if row.due_on else ""),
+        ("Rate card", "of " + ", ".join(_date(date, zone) for date in dates) if dates else ""),
+        ("Tax", row.tax_text),
+    ]
+    return [{"label": label, "value": value, "url": ""} for label, value in facts if value]
+
+
+def signatures(statement: Statement) -> list[dict[str, str]]:
+    """Return the names of the people who proposed and closed a month, each with the time."""
+    zone = statement.time_zone or "UTC"
+    signed = (
+        ("Proposed", statement.proposed_by, statement.proposed_at),
+        ("Closed", statement.closed_by, statement.closed_at),
+    )
+    return [
+        {"name": person.get_username(), "label": f"{verb}, {_time(at, zone)} {zone}"}
+        for verb, person, at in signed
+        if person is not None and at is not None
+    ]
+
+
+def _time(moment: datetime, zone: str) -> str:
+    return f"{moment.astimezone(ZoneInfo(zone)):%-d %b %Y %H:%M}"
+
+
+def _date(moment: datetime, zone: str) -> str:
+    return f"{moment.astimezone(ZoneInfo(zone)):%-d %b %Y}"

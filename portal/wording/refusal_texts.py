@@ -167,6 +167,17 @@ REFUSALS: dict[str, Sentence] = {
     "pool_or_team_is_removed": "The pool {pool} or the team {team} was removed.",
     # money
     "month_is_not_over": "{month} is not over; only a month that is over can be closed.",
+    "billing_zone_is_fixed": "The time zone of {month} and later months was just set; look at it again.",
+    "close_not_proposed": (
+        "{month} can't be closed: nobody proposed it in the last {days} days. Two people close a month:"
+        " one proposes it, another closes it."
+    ),
+    "close_needs_another_person": "{month} can't be closed by you, because you proposed it.",
+    "close_is_one_step": "{month} can't be proposed: one person closes a month here (settings of billing).",
+    "month_changed_since_proposal": (
+        "{month} can't be closed: its lines have changed since the proposal. It was {proposed} and is now"
+        " {charged}. Propose it again."
+    ),
     "month_is_closed": "{month} is closed already.",
     "month_check_failed": lambda n: (
         f"{n['month']} can't be closed: this check fails: {n['check']} ({_figures_text(n['figures'])})."

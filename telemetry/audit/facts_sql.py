@@ -1,7 +1,8 @@
 """Compute from the facts how the time of each GPU must be divided, in SQL.
 
 ``FACTS_SQL`` is a list of common table expressions. Times are whole seconds since 1970 (UTC), rounded down.
-A day is the number of days since 1970. Slots are numbered through all GPUs, 840 for each GPU.
+A day is the number of days since 1970; ``calendar`` has its start and end. Slots are numbered through all
+GPUs, 840 for each GPU.
 
 The main idea: a row of ``expected`` adds ``n`` slots to a key over ``[s, e)``. The key is the GPU, the day,
 the bucket, the allocation and the reservation. The sum of all rows of a key is its number of slots at any
@@ -15,7 +16,6 @@ work are ``preemption_codes``, ``hardware_codes`` and ``forgiven_minutes``.
 
 from __future__ import annotations
 
-SECONDS_PER_DAY = 86_400
 NEVER = 1 << 40  # seconds since 1970; later than any fact
 
 
@@ -38,18 +38,15 @@ gpus AS MATERIALIZED (
 ),
 -- The audited days of each GPU: the days of the month, and earlier days that this month's statement corrects.
 day_numbers AS (
-    SELECT gpu, day FROM gpus CROSS JOIN generate_series(
-        {seconds("%(start)s::timestamptz")} / {SECONDS_PER_DAY},
-        {seconds("%(end)s::timestamptz")} / {SECONDS_PER_DAY} - 1) AS day
+    SELECT gpu, day FROM gpus CROSS JOIN calendar WHERE month = %(month)s
     UNION
-    SELECT gpu_id, {seconds("start")} / {SECONDS_PER_DAY} FROM telemetry_charge
+    SELECT gpu_id, day - date '1970-01-01' FROM telemetry_charge
     WHERE month = %(month)s AND start >= %(first)s AND start < %(start)s
       AND gpu_id BETWEEN %(low_gpu)s AND %(high_gpu)s
 ),
 days AS MATERIALIZED (
-    SELECT gpus.gpu, day, greatest(since, day * {SECONDS_PER_DAY}) AS low,
-        least(until, (day + 1) * {SECONDS_PER_DAY}) AS high
-    FROM day_numbers JOIN gpus USING (gpu)
+    SELECT gpus.gpu, day, day_low, day_high, greatest(since, day_low) AS low, least(until, day_high) AS high
+    FROM day_numbers JOIN gpus USING (gpu) JOIN calendar USING (day)
 ),
 holds AS MATERIALIZED (
     SELECT allocation.id AS allocation, unit.gpu_id AS gpu, coalesce(allocation.reservation_id,

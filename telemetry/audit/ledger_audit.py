@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 from django.db import connection, transaction
 
-from telemetry.audit.ledger_sql import AUDIT_SQL, LATER_LINES_SQL
+from telemetry.audit.calendar_sql import MONTH_BOUNDS_SQL
+from telemetry.audit.ledger_sql import AUDIT_SQL, FIRST_DAY_SQL, LATER_LINES_SQL
 
 # Enough for 16 million lines a month in 20 statements. The rows of one statement stay in memory.
 GPUS_PER_STATEMENT = 500
@@ -32,6 +33,7 @@ PREEMPTION_CODES = [
     "evicted_for_reservation",
 ]
 HARDWARE_CODES = ["gpu_error", "host_lost", "lease_lost", "prolog_failed", "host_full", "gpu_unreadable"]
+DAY_MARGIN = timedelta(days=2)
 DEFAULT_FORGIVEN_MINUTES = 60  # limit of a pool without a refund limit
 
 
@@ -73,24 +75,21 @@ def audit_ledger(month: date, now: datetime) -> Iterator[LedgerDifference]:
 
     If the month is not over at ``now``, each GPU is audited up to its last charge.
     """
-    start = datetime(month.year, month.month, 1, tzinfo=UTC)
-    following = (start + timedelta(days=32)).replace(day=1)
     values: dict[str, Any] = {
-        "month": start.date(),
-        "start": start,
-        "end": following,
-        "over": now >= following,
+        "month": month,
         "preemption_codes": PREEMPTION_CODES,
         "hardware_codes": HARDWARE_CODES,
         "forgiven_minutes": DEFAULT_FORGIVEN_MINUTES,
     }
     with transaction.atomic(), connection.cursor() as cursor:
         before = _set_planner(cursor, PLANNER_SETTINGS)
-        cursor.execute(
-            "SELECT min(start) FROM telemetry_charge WHERE month = %(month)s AND start < %(start)s", values
-        )
-        earliest = cursor.fetchone()[0] or start
-        values["first"] = earliest.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        cursor.execute(MONTH_BOUNDS_SQL, values)
+        values["start"], values["end"] = cursor.fetchone()
+        values["over"] = now >= values["end"]
+        cursor.execute(FIRST_DAY_SQL, values)
+        # The earliest day of a line on this statement. The margin covers a line with a wrong day.
+        values["first_day"] = (cursor.fetchone()[0] or month) - DAY_MARGIN
+        values["first"] = datetime.combine(values["first_day"], time(), UTC) - DAY_MARGIN
         cursor.execute("SELECT id FROM scheduler_gpu ORDER BY id")
         gpus = [row[0] for row in cursor.fetchall()]
         for index in range(0, len(gpus), GPUS_PER_STATEMENT):

@@ -9,7 +9,8 @@ is made in two steps: ``T*w/W = (T/W)*w + (T mod W)*w/W``.
 
 from __future__ import annotations
 
-from telemetry.audit.facts_sql import FACTS_SQL, SECONDS_PER_DAY, seconds
+from telemetry.audit.calendar_sql import CALENDAR_SQL
+from telemetry.audit.facts_sql import FACTS_SQL, seconds
 
 
 def value_since_price(moment: str, per_hour: str) -> str:
@@ -30,7 +31,8 @@ def _span_value(per_hour: str) -> str:
 
 LINES_SQL = f"""
 lines AS MATERIALIZED (
-    SELECT line.id, line.gpu_id AS gpu, day, {seconds("line.start")} AS s, {seconds('line."end"')} AS e,
+    SELECT line.id, line.gpu_id AS gpu, days.day, day_low, day_high,
+        {seconds("line.start")} AS s, {seconds('line."end"')} AS e,
         line.start, line."end", line.slots, line.slot_seconds, line.bucket,
         coalesce(line.allocation_id, 0) AS allocation, coalesce(line.reservation_id, 0) AS reservation,
         line.pool_id AS pool, line.model, line.workload_id AS workload, line.workload_type, line.simulated,
@@ -39,7 +41,8 @@ lines AS MATERIALIZED (
             (line.charged * 1000000)::bigint AS charged,
         line.corrects_id AS corrects, line.reversal, line.month, line.created_at
     FROM telemetry_charge AS line
-    JOIN days ON days.gpu = line.gpu_id AND days.day = {seconds("line.start")} / {SECONDS_PER_DAY}
+    -- A line with a wrong day is compared with that day. form_differences reports its day.
+    JOIN days ON days.gpu = line.gpu_id AND days.day = line.day - date '1970-01-01'
     WHERE line.gpu_id BETWEEN %(low_gpu)s AND %(high_gpu)s AND line.start >= %(first)s
         AND line.start < %(end)s
 ),
@@ -313,7 +316,8 @@ form_differences AS (
         ('slot-seconds', slot_seconds::text, (slots * (e - s))::text, slot_seconds <> slots * (e - s)),
         ('start', start::text, 'a whole second', start <> date_trunc('second', start)),
         ('end', "end"::text, 'a whole second of the same day',
-            "end" <> date_trunc('second', "end") OR e > (day + 1) * {SECONDS_PER_DAY}),
+            "end" <> date_trunc('second', "end") OR e > day_high),
+        ('day', (date '1970-01-01' + day)::text, 'the day of its start', s < day_low OR s >= day_high),
         ('slots', slots::text, '1 to 840', NOT abs(slots) BETWEEN 1 AND 840)
     ) AS form (field, found, wanted, wrong)
     WHERE wrong
@@ -322,7 +326,7 @@ month_differences AS (
     SELECT 'month', lines.id, gpu, s, e, 'month', lines.month::text, right_month::text,
         'statement of ' || right_month
     FROM lines
-    CROSS JOIN LATERAL (SELECT date_trunc('month', start AT TIME ZONE 'UTC')::date AS right_month) AS of_start
+    JOIN calendar USING (day) CROSS JOIN LATERAL (SELECT calendar.month AS right_month) AS of_day
     LEFT JOIN telemetry_statement AS statement ON statement.month = right_month
     WHERE lines.month <> right_month
       AND NOT coalesce(corrects IS NOT NULL AND lines.month > right_month
@@ -332,7 +336,7 @@ month_differences AS (
 """
 
 AUDIT_SQL = f"""
-WITH {FACTS_SQL}, {LINES_SQL}, {TIME_SQL}, {OWNERS_SQL}, {AMOUNTS_SQL}, {FORM_SQL}
+WITH {CALENDAR_SQL}, {FACTS_SQL}, {LINES_SQL}, {TIME_SQL}, {OWNERS_SQL}, {AMOUNTS_SQL}, {FORM_SQL}
 SELECT * FROM time_differences
 UNION ALL SELECT * FROM owner_differences
 UNION ALL SELECT * FROM amount_differences
@@ -345,6 +349,9 @@ ORDER BY 3, 4, 2, 1, 6
 # Lines on a statement of a month before their own time.
 LATER_LINES_SQL = f"""
 SELECT 'month', id, gpu_id, {seconds("start")}, {seconds('"end"')}, 'month', month::text,
-    date_trunc('month', start AT TIME ZONE 'UTC')::date::text, 'line ' || id
+    date_trunc('month', day)::date::text, 'line ' || id
 FROM telemetry_charge WHERE month = %(month)s AND start >= %(end)s ORDER BY 3, 4, 2
 """
+
+# The day of the earliest line that the statement of the month corrects.
+FIRST_DAY_SQL = "SELECT min(day) FROM telemetry_charge WHERE month = %(month)s AND start < %(start)s"

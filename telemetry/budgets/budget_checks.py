@@ -7,7 +7,7 @@ the budget says so, running work is stopped too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 
 from django.db import transaction
@@ -21,6 +21,7 @@ from telemetry.budgets.commitments import current_cost_centres
 from telemetry.budgets.spending import period_spend, scope_of
 from telemetry.core.amounts import MICRO, round_amount
 from telemetry.models import Budget, BudgetAction, BudgetAlert, BudgetForecast, BudgetMeasure, BudgetPeriod
+from telemetry.money.billing_months import billing_calendar
 
 ALERT_PERCENTS = (50, 80, 100)
 USED_UP_PERCENT = 100
@@ -48,7 +49,7 @@ def check_budgets(now: datetime) -> int:
 
 def current_budgets(now: datetime) -> Iterable[Budget]:
     """Return the budgets whose month, quarter or year contains ``now``."""
-    today = now.astimezone(UTC).date()
+    today = billing_calendar().day_of(now)
     current = Q()
     for period in BudgetPeriod.values:
         current |= Q(period=period, month=period_of(period, today))

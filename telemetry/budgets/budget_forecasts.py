@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 
 from telemetry.budgets.budget_periods import next_period, period_end, period_of, previous_period
@@ -13,6 +13,7 @@ from telemetry.budgets.spending import DailySpend, daily_spend, period_spend, sc
 from telemetry.core.amounts import round_amount
 from telemetry.core.spend_forecast import SpendForecast, SpendPeriod, forecast_spend
 from telemetry.models import Budget, BudgetForecast
+from telemetry.money.billing_months import billing_calendar
 
 FORECAST_INTERVAL = timedelta(hours=1)  # charges are written at each full hour
 HISTORY_DAYS = 400  # 13 months
@@ -46,7 +47,7 @@ def _forecasts(budgets: list[Budget], measure: str, end: datetime, now: datetime
     scopes = {scope_of(budget) for budget in budgets}
     spent = daily_spend(scopes, measure, now - timedelta(days=HISTORY_DAYS))
     committed = committed_spend(scopes, measure, now, end)
-    today = now.astimezone(UTC).date()
+    today = billing_calendar().day_of(now)
     for budget in budgets:
         scope = scope_of(budget)
         if min(spent[scope], default=today) > today - timedelta(days=MIN_KNOWN_DAYS):
@@ -69,8 +70,9 @@ def _forecasts(budgets: list[Budget], measure: str, end: datetime, now: datetime
 
 def forecast_period(spent: DailySpend, committed: DailySpend, period: str, now: datetime) -> SpendForecast:
     """Return the forecast of the period that contains ``now``, with the record of all known past periods."""
-    today = now.astimezone(UTC).date()
-    share = (now - datetime(today.year, today.month, today.day, tzinfo=UTC)) / timedelta(days=1)
+    today = billing_calendar().day_of(now)
+    start, end = billing_calendar().day_bounds(today)
+    share = (now - start) / (end - start)
     first = period_of(period, today)
     current = SpendPeriod(first, next_period(period, first), today, share)
     return forecast_spend(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import date, datetime
+
+from telemetry.money.billing_months import billing_calendar
 
 MONTHS_PER_PERIOD = {"month": 1, "quarter": 3, "year": 12}
 
@@ -24,9 +26,8 @@ def previous_period(period: str, first: date) -> date:
 
 
 def period_end(period: str, first: date) -> datetime:
-    """Return the end of the period: the start of the next one in UTC."""
-    following = next_period(period, first)
-    return datetime(following.year, following.month, 1, tzinfo=UTC)
+    """Return the end of the period: the start of the next one."""
+    return billing_calendar().month_bounds(next_period(period, first))[0]
 
 
 def _add_months(first: date, months: int) -> date:

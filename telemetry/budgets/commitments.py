@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 
 from django.db.models import Q
@@ -15,6 +15,7 @@ from scheduler.models import Allocation, Gpu, Reservation, Unit
 from scheduler.state.states import OPEN_RESERVATION_STATES
 from telemetry.budgets.spending import DailySpend, SpendScope, owners_of
 from telemetry.models import BudgetMeasure, CostCentre
+from telemetry.money.billing_months import billing_calendar
 from telemetry.money.rate_card import RateCard, load_rate_card
 
 
@@ -50,11 +51,11 @@ def committed_spend(
 
 
 def hours_by_day(start: datetime, end: datetime) -> Iterator[tuple[date, float]]:
-    """Yield each day (UTC) of ``[start, end)`` with its hours in the interval."""
+    """Yield each billing day of ``[start, end)`` with its hours in the interval."""
+    calendar = billing_calendar()
     while start < end:
-        day = start.astimezone(UTC).date()
-        midnight = datetime.combine(day + timedelta(days=1), time(), UTC)
-        yield day, (min(end, midnight) - start).total_seconds() / 3600
+        midnight = calendar.next_midnight(start)
+        yield calendar.day_of(start), (min(end, midnight) - start).total_seconds() / 3600
         start = midnight
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 
 from django.db.models import Q, Sum
-from django.db.models.functions import TruncDate
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.core.amounts import ZERO
@@ -50,14 +49,13 @@ def period_spend(scope: SpendScope, measure: str, start: date, end: date) -> Dec
 def daily_spend(
     scopes: Collection[SpendScope], measure: str, since: datetime
 ) -> dict[SpendScope, DailySpend]:
-    """Return the charged money or GPU-hours of each day (UTC) since a time, for each scope.
+    """Return the charged money or GPU-hours of each billing day since a time, for each scope.
 
     A correction counts on the day that it corrects. Runs one query.
     """
     column = "slot_seconds" if measure == BudgetMeasure.GPU_HOURS else "charged"
     rows = (
         Charge.objects.filter(_scope_filter(scopes), start__gte=since, bucket__in=CHARGED_BUCKETS)
-        .annotate(day=TruncDate("start", tzinfo=UTC))
         .values_list("team_id", "project_id", "cost_centre", "day")
         .annotate(total=Sum(column))
         .order_by("day")

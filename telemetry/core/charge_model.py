@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import StrEnum
 
 from telemetry.core.amounts import ZERO
+from telemetry.core.billing_calendar import UTC_CALENDAR, BillingCalendar
 
 PREEMPTION_END_CODES = frozenset(
     {
@@ -112,7 +113,7 @@ class GpuTimeline:
     """All facts that determine the charges of one GPU. ``changes`` and ``rates`` are in order of time.
 
     ``bounds`` are the slots assigned to reservations. ``owned`` is True for a GPU of a static pool, which
-    belongs to one team. The team pays for such a GPU even while nobody holds it.
+    belongs to one team. The team pays for such a GPU even while nobody holds it. ``calendar`` has the days.
     """
 
     holds: tuple[GpuHold, ...] = ()
@@ -120,6 +121,7 @@ class GpuTimeline:
     changes: tuple[GpuConditionChange, ...] = ()
     rates: tuple[Rate, ...] = ()
     owned: bool = False
+    calendar: BillingCalendar = UTC_CALENDAR
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -138,9 +140,11 @@ class ChargeKey:
 class ChargePiece:
     """A number of ``slots`` of a GPU during ``[start, end)``, all with the charge key ``owner``.
 
-    ``cost`` and ``charged`` are zero until ``price_pieces`` sets them.
+    ``day`` is the billing day that contains the interval. ``cost`` and ``charged`` are zero until
+    ``price_pieces`` sets them.
     """
 
+    day: date
     start: datetime
     end: datetime
     slots: int
@@ -161,8 +165,3 @@ class ChargePiece:
 def floor_to_second(moment: datetime) -> datetime:
     """Return the beginning of the second that contains ``moment``, in UTC."""
     return moment.astimezone(UTC).replace(microsecond=0)
-
-
-def next_midnight(moment: datetime) -> datetime:
-    """Return the first midnight (UTC) after ``moment``."""
-    return moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)

@@ -1,8 +1,9 @@
 """Split the time of a GPU into charge pieces and price them.
 
-The time of a GPU is cut wherever its holder, reservation, condition or price changes, and at midnight (UTC).
-Between two cuts, each of the 840 slots of the GPU is in exactly one piece. The pieces therefore always sum to
-the whole GPU. All cuts are at whole seconds: the time of each event is rounded down to the second.
+The time of a GPU is cut wherever its holder, reservation, condition or price changes, and at each midnight of
+the billing calendar. Between two cuts, each of the 840 slots of the GPU is in exactly one piece. The pieces
+therefore always sum to the whole GPU. All cuts are at whole seconds: the time of each event is rounded down
+to the second.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from telemetry.core.charge_model import (
     Rate,
     ReservedSlots,
     floor_to_second,
-    next_midnight,
 )
 
 
@@ -88,7 +88,7 @@ def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[Char
                 continue
             if before is not None:
                 done.append(before)
-            going[owner] = ChargePiece(low, high, count, owner, rate)
+            going[owner] = ChargePiece(gpu.calendar.day_of(low), low, high, count, owner, rate)
         done.extend(open_.values())
         open_ = going
     done.extend(open_.values())
@@ -161,12 +161,12 @@ def _pricing_span(
     """Return the key of the pricing span that contains the start of ``piece``.
 
     With ``totals``, the key is the index of an entry, or None if no entry contains the start. Without
-    ``totals``, the key is the number of the day (``date.toordinal``).
+    ``totals``, the key is the number of the billing day (``date.toordinal``).
     """
     if totals is None:
         # Without totals, a span is a day. Because of value_between, the costs of the days of one rate sum
         # exactly.
-        return piece.start.toordinal()
+        return piece.day.toordinal()
     return next((index for index, (low, high, _) in enumerate(totals) if low <= piece.start < high), None)
 
 
@@ -190,10 +190,10 @@ def _floor_timeline(gpu: GpuTimeline) -> GpuTimeline:
 
 def _price_and_day_cuts(gpu: GpuTimeline, start: datetime, end: datetime) -> Iterable[datetime]:
     """Yield the midnights and price changes inside ``(start, end)``."""
-    day = next_midnight(start)
-    while day < end:
-        yield day
-        day += timedelta(days=1)
+    midnight = gpu.calendar.next_midnight(start)
+    while midnight < end:
+        yield midnight
+        midnight = gpu.calendar.next_midnight(midnight)
     for rate in gpu.rates:
         if start < rate.since < end:
             yield rate.since

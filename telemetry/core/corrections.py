@@ -9,7 +9,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from telemetry.core.amounts import ZERO
-from telemetry.core.charge_model import ChargeKey, ChargePiece, GpuTimeline, floor_to_second, next_midnight
+from telemetry.core.charge_model import ChargeKey, ChargePiece, GpuTimeline, floor_to_second
 from telemetry.core.charge_pieces import charge_pieces, price_pieces
 
 
@@ -41,7 +41,7 @@ class ChargeCorrection:
 def find_corrections(
     gpu: GpuTimeline, standing: Sequence[LedgerLine], start: datetime, end: datetime
 ) -> list[ChargeCorrection]:
-    """Return the corrections, at most one per day, that make the ledger match the timeline of a GPU.
+    """Return the corrections, at most one per billing day, that make the ledger match the timeline of a GPU.
 
     ``standing`` must contain every unreversed line of the GPU on the days that ``[start, end)`` touches.
     Returns [] if the ledger of ``[start, end)`` already matches.
@@ -49,7 +49,7 @@ def find_corrections(
     found = []
     day = floor_to_second(start)
     while day < end:
-        until = min(next_midnight(day), end)
+        until = min(gpu.calendar.next_midnight(day), end)
         correction = _find_day_correction(gpu, standing, day, until)
         if correction is not None:
             found.append(correction)

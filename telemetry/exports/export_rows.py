@@ -110,6 +110,8 @@ def _visible_rows(statement: Statement, scope: ExportScope) -> list[StatementLin
 def export_charges(month: date, scope: ExportScope) -> Iterator[ExportedCharge]:
     """Yield the charge lines of an export, oldest first."""
     lines = charge_lines(month, scope.lines, **scope.where)
-    rows: Iterator[tuple[Any, ...]] = lines.values_list(*CHARGE_COLUMNS).iterator(chunk_size=LINES_PER_FETCH)
+    rows: Iterator[tuple[Any, ...]] = lines.values_list(*CHARGE_COLUMNS, "day").iterator(
+        chunk_size=LINES_PER_FETCH
+    )
     for row in rows:
-        yield ExportedCharge(*[*row, corrected_month(month, row[1])])
+        yield ExportedCharge(*[*row[:-1], corrected_month(month, row[-1])])

@@ -14,11 +14,11 @@ from decimal import Decimal
 from django.db import connection
 
 # Charge lines with the columns of their statement line and cell. Measured use is read here and nowhere else.
-# A charge whose month differs from the month of its start corrects a closed month.
+# A charge whose month differs from the month of its day corrects a closed month.
 _CHARGES = """
     SELECT s.id AS statement_id, c.pool_id, c.cost_centre, c.team_id, c.project_id, c.workload_type, c.model,
-        c.bucket, nullif(date_trunc('month', c.start AT TIME ZONE 'UTC')::date, c.month) AS corrected_month,
-        c.user_id, c.workload_id, (c.start AT TIME ZONE 'UTC')::date AS day, c.user_name, c.workload_name,
+        c.bucket, nullif(date_trunc('month', c.day)::date, c.month) AS corrected_month,
+        c.user_id, c.workload_id, c.day, c.user_name, c.workload_name,
         c.slot_seconds, c.cost, c.charged, e.covered_slot_seconds, e.used_slot_seconds
     FROM telemetry_charge c JOIN telemetry_statement s ON s.month = c.month
     LEFT JOIN telemetry_chargeevidence e ON e.charge_id = c.id"""

@@ -3,6 +3,7 @@
 Migrations create the sample table with plain SQL, because it has daily partitions.
 """
 
+from telemetry.models.billing_zones import BillingZone
 from telemetry.models.budgets import (
     Budget,
     BudgetAction,
@@ -20,6 +21,7 @@ from telemetry.models.charges import (
     SettledAllocation,
     SettledStateChange,
 )
+from telemetry.models.close_proposals import CloseProposal
 from telemetry.models.cost_centre_statements import CostCentreStatement
 from telemetry.models.health import HealthEvent, HealthRule, Stray
 from telemetry.models.prices import MAX_FORGIVEN_MINUTES, CostCentre, Price, RefundLimit
@@ -45,6 +47,7 @@ from telemetry.models.statements import (
 
 __all__ = [
     "Batch",
+    "BillingZone",
     "Budget",
     "BudgetAction",
     "BudgetAlert",
@@ -56,6 +59,7 @@ __all__ = [
     "ChargeCell",
     "ChargeEvidence",
     "ChargedUntil",
+    "CloseProposal",
     "CostCentre",
     "CostCentreStatement",
     "EvidenceDue",

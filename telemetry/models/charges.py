@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 from django.conf import settings
 from django.db import models
 from django.db.models import F, Q
 
 from scheduler.models import Allocation, Gpu, HostStateChange, Pool, Project, Reservation, Team, Workload
+from telemetry.core.billing_calendar import corrected_month
 from telemetry.models.prices import Price
 
 
@@ -30,13 +33,13 @@ UNMAPPED_LINE = Q(cost_centre="", reversal=False) & (Q(project__isnull=False) | 
 
 
 class Charge(models.Model):
-    """One priced line of the ledger: slots of a GPU over an interval within one day.
+    """One priced line of the ledger: slots of a GPU over an interval within one billing day.
 
     A line is never edited. After a late fact, a reversal cancels the whole line, and new lines replace it. A
     reversal has negative slot-seconds and amounts. Its ``corrects`` is the cancelled line. A new line can
     replace several cancelled lines. Its ``corrects`` is the first of them.
 
-    ``month`` identifies the statement on which the line appears. It is the month of ``start``. If a
+    ``month`` identifies the statement on which the line appears. It is the month of ``day``. If a
     correction concerns a closed month, it is the current month instead. Names are copied into the line, so
     renaming a team does not change earlier lines.
     """
@@ -44,6 +47,7 @@ class Charge(models.Model):
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
     month = models.DateField(help_text="first day of the month of its statement")
     bucket = models.CharField(max_length=16, choices=ChargeBucketChoices.choices)
+    day = models.DateField(help_text="billing day of ``start``; its month is the month of the time")
     start = models.DateTimeField()
     end = models.DateTimeField()
     slots = models.IntegerField(help_text="840 is one GPU; negative in a reversal")
@@ -77,6 +81,11 @@ class Charge(models.Model):
     cause_numbers = models.JSONField(default=dict, help_text="values for the sentence of cause_code")
     simulated = models.BooleanField(default=False)
     created_at = models.DateTimeField()
+
+    @property
+    def corrected_month(self) -> date | None:
+        """Return the closed month that the line corrects; None if it is of its statement's own month."""
+        return corrected_month(self.month, self.day)
 
     class Meta:
         constraints = [

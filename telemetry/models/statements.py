@@ -29,6 +29,11 @@ class Statement(models.Model):
     currency = models.CharField(
         max_length=3, default="", blank=True, help_text="currency of the month, set at the close"
     )
+    time_zone = models.CharField(
+        max_length=60, default="", blank=True, help_text="time zone of the month, set at the close"
+    )
+    starts_at = models.DateTimeField(null=True, help_text="start of the month, set at the close")
+    ends_at = models.DateTimeField(null=True, help_text="end of the month, set at the close")
     checks = models.JSONField(default=list, help_text="checks of the close, with their figures")
     totals = models.JSONField(default=dict, help_text="conservation figures per pool, as decimal strings")
     digest = models.CharField(
@@ -60,10 +65,22 @@ class Statement(models.Model):
         blank=True,
         help_text="why the month was closed without these samples, by the person who closed it",
     )
+    proposed_at = models.DateTimeField(null=True, help_text="when the close was proposed; empty: in one step")
+    proposed_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+"
+    )
     closed_at = models.DateTimeField(null=True)
     closed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+"
     )
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(proposed_by=None) | ~models.Q(proposed_by=models.F("closed_by")),
+                name="two_different_people_close_a_month",
+            ),
+        ]
 
 
 class LedgerSums(models.Model):

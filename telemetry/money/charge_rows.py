@@ -19,7 +19,7 @@ from telemetry.core.charge_pieces import charge_pieces, price_pieces
 from telemetry.ledger.locks import lock_ledger
 from telemetry.ledger.sums import add_to_sums
 from telemetry.models import Charge, ChargeBucketChoices, CostCentre, Statement, StatementState
-from telemetry.money.billing_months import month_of
+from telemetry.money.billing_months import billing_calendar
 from telemetry.money.charging_inputs import GpuChargingInputs
 from telemetry.money.evidence_locks import lock_for_new_lines
 from telemetry.money.statements import create_missing_statements
@@ -74,17 +74,19 @@ def charge_rows(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
         return []
     lock_for_new_lines()
     names = _ChargeNames(lines)
-    months = {month_of(line.piece.start) for line in lines} | {month_of(now)}
+    present = billing_calendar().month_of(now)
+    months = {line.piece.day.replace(day=1) for line in lines} | {present}
     # Every statement must exist, because the insert of a charge locks the statement. The lock prevents a
     # concurrent close of the month.
     create_missing_statements(months)
     closed = months_not_open(months)
     rows = []
     for line in lines:
-        month = month_of(line.piece.start)
+        month = line.piece.day.replace(day=1)
         row = Charge(
             pool_id=line.gpu.pool,
-            month=month_of(now) if month in closed else month,
+            month=present if month in closed else month,
+            day=line.piece.day,
             bucket=line.piece.owner.bucket,
             start=line.piece.start,
             end=line.piece.end,

@@ -18,10 +18,11 @@ from django.db import connection, transaction
 from django.db.models import F, Q
 
 from scheduler.models import Gpu
-from telemetry.core.charge_model import floor_to_second, next_midnight
+from telemetry.core.charge_model import floor_to_second
 from telemetry.models import (
     ChargedUntil,
 )
+from telemetry.money.billing_months import billing_calendar
 from telemetry.money.charge_rows import draft_charges, write_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, last_change_in, load_charging_inputs
 from telemetry.money.settlement import settle_allocations, settle_cost_centres, settle_state_changes
@@ -171,7 +172,7 @@ def _charge_backward(
     written = 0
     end = until
     while end > since:
-        start = max(since, next_midnight(end - timedelta(seconds=1)) - timedelta(days=1))
+        start = max(since, billing_calendar().start_of_day(end - timedelta(seconds=1)))
         facts = load_charging_inputs(ids, start, end)
         with transaction.atomic():
             won = [

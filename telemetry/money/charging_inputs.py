@@ -24,6 +24,7 @@ from telemetry.core.charge_model import (
     ReservedSlots,
 )
 from telemetry.core.charge_pieces import lost_time
+from telemetry.money.billing_months import billing_calendar
 from telemetry.money.rate_card import load_rates
 from telemetry.money.refund_limits import load_refund_limits
 
@@ -65,6 +66,7 @@ def load_charging_inputs(
     holds, bounds = _load_holds(gpus, period), _load_reserved_slots(gpus, period)
     changes = _load_condition_changes(gpus, start, end)
     rates = load_rates({(gpu.pool, gpu.model) for gpu in gpus.values()})
+    calendar = billing_calendar()
     for gpu in gpus.values():
         gpu.time = GpuTimeline(
             holds=tuple(holds[gpu.id]),
@@ -72,6 +74,7 @@ def load_charging_inputs(
             changes=tuple(changes[gpu.id]),
             rates=rates[gpu.pool, gpu.model],
             owned=gpu.team is not None,
+            calendar=calendar,
         )
     return gpus
 

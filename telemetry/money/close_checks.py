@@ -7,9 +7,10 @@ from datetime import date, datetime
 from itertools import islice
 from typing import Any
 
-from django.db.models import Count, F, Q, Sum
+from django.db.models import Count, F, Q, QuerySet, Sum
 
 from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Gpu
 from telemetry.audit.ledger_audit import audit_ledger
 from telemetry.core.charge_model import CHARGED_BUCKETS
@@ -55,11 +56,12 @@ def close_checks(month: date) -> list[dict[str, Any]]:
     unpriced = month_lines.filter(price=None).values("model").annotate(count=Count("pk")).order_by("model")
     left = reconcile_costs(month)
     seconds = _gpus_with_wrong_seconds(month, start, end)
-    due = RollupDue.objects.filter(bucket__gte=start, bucket__lt=end).count()
+    first_hour = start.replace(minute=0, second=0)  # zones may differ from UTC by parts of an hour
+    due = RollupDue.objects.filter(bucket__gte=first_hour, bucket__lt=end)
     unmapped = _names_without_cost_centre(month)
-    evidence_due = EvidenceDue.objects.filter(hour__gte=start, hour__lt=end).count()
+    evidence_due = EvidenceDue.objects.filter(hour__gte=first_hour, hour__lt=end)
     recorded = hours_recorded_until()
-    samples = hosts_by_state(start, end)
+    samples = hosts_by_state(first_hour, end)
     statement = Statement.objects.filter(month=month).first()
     differences = [str(each) for each in sum_differences(month)]
     cents = cent_differences(statement.pk) if statement else []
@@ -71,10 +73,13 @@ def close_checks(month: date) -> list[dict[str, Any]]:
             {
                 "behind": behind.count(),
                 "never": never.count(),
+                **_hosts(behind.values_list("gpu__host__name"), never.values_list("host__name")),
             },
         ),
         _check_result(
-            "every GPU is charged from the time it was added", not late.exists(), {"later": late.count()}
+            "every GPU is charged from the time it was added",
+            not late.exists(),
+            {"later": late.count(), **_hosts(late.values_list("gpu__host__name"))},
         ),
         _check_result(
             "every line has a price", not unpriced.exists(), {"models": [row["model"] for row in unpriced]}
@@ -96,11 +101,19 @@ def close_checks(month: date) -> list[dict[str, Any]]:
                 ]
             },
         ),
-        _check_result("every sample of the month is rolled up", due == 0, {"due": due}),
+        _check_result(
+            "every sample of the month is rolled up",
+            not due.exists(),
+            {"due": due.count(), **_hosts(due.values_list("host__name"))},
+        ),
         _check_result(
             "the measured use of every charged line is up to date",
-            evidence_due == 0 and (recorded is None or recorded >= end),
-            {"due": evidence_due, "hours_recorded_until": recorded.isoformat() if recorded else None},
+            not evidence_due.exists() and (recorded is None or recorded >= end),
+            {
+                "due": evidence_due.count(),
+                "hours_recorded_until": recorded.isoformat() if recorded else None,
+                **_hosts(evidence_due.values_list("host__name")),
+            },
         ),
         _check_result(SAMPLES_ARRIVED, not samples[HostHour.State.WAITING], samples),
         _check_result(
@@ -118,6 +131,31 @@ def audit_check(month: date, now: datetime) -> dict[str, Any]:
     """
     found = [str(each) for each in islice(audit_ledger(month, now), SHOWN_DIFFERENCES)]
     return _check_result("every line agrees with the facts", not found, {"differences": found})
+
+
+def passed_checks(month: date, now: datetime, missing_samples_reason: str) -> list[dict[str, Any]]:
+    """Run the checks of a close and return their results.
+
+    Raises OperationRejected for the first failed check. Missing samples are excused by a reason.
+    """
+    found = close_checks(month)
+    missing = missing_samples(found)
+    if not _failed_checks(found) and (not missing or missing_samples_reason):
+        found.append(audit_check(month, now))
+    failed = _failed_checks(found)
+    numbers: dict[str, Any] = {"month": f"{month:%Y-%m}"}
+    if failed:
+        numbers |= {"check": failed[0]["check"], "figures": failed[0]["figures"]}
+        raise OperationRejected("month_check_failed", numbers, field="month")
+    if missing and not missing_samples_reason:
+        numbers |= {"hosts": [entry["host"] for entry in missing[:10]], "count": len(missing)}
+        raise OperationRejected("month_samples_missing", numbers, field="missing_samples_reason")
+    return found
+
+
+def _failed_checks(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the failed checks that no reason can excuse."""
+    return [check for check in found if not check["ok"] and check["check"] != SAMPLES_ARRIVED]
 
 
 def _names_without_cost_centre(month: date) -> dict[str, list[str]]:
@@ -150,6 +188,12 @@ def missing_samples(checks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(samples["figures"][HostHour.State.WAITING])
 
 
+def _hosts(*queries: QuerySet[Any]) -> dict[str, list[str]]:
+    """Return the names of the hosts behind a failed check, at most 20; {} if there is none."""
+    names = sorted({name for query in queries for (name,) in query.order_by().distinct()[: MAX_NAMES + 1]})
+    return {"hosts": names[:MAX_NAMES]} if names else {}
+
+
 def _check_result(condition: str, ok: bool, figures: dict[str, Any]) -> dict[str, Any]:
     return {"check": condition, "ok": ok, "figures": figures}
 
@@ -167,10 +211,9 @@ def _gpus_with_wrong_seconds(month: date, start: datetime, end: datetime) -> lis
         .order_by("gpu")
     )
     wrong = []
-    for gpu, since, until in ChargedUntil.objects.filter(since__lt=end, until__gt=start).values_list(
-        "gpu", "since", "until"
-    ):
+    spans = ChargedUntil.objects.filter(since__lt=end, until__gt=start)
+    for gpu, host, since, until in spans.values_list("gpu", "gpu__host__name", "since", "until"):
         wanted = int((min(until, end) - max(since, start)).total_seconds()) * SLOTS_PER_GPU
         if written.get(gpu, 0) != wanted:
-            wrong.append({"gpu": gpu, "slot_seconds": written.get(gpu, 0), "expected": wanted})
+            wrong.append({"gpu": gpu, "host": host, "slot_seconds": written.get(gpu, 0), "expected": wanted})
     return wrong

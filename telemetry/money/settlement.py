@@ -15,7 +15,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Case, F, OuterRef, Subquery, Sum, When
 
 from scheduler.models import Allocation, HostStateChange, WorkloadKind
-from telemetry.core.charge_model import ChargeBucket, ChargeKey, ChargePiece, floor_to_second, next_midnight
+from telemetry.core.charge_model import ChargeBucket, ChargeKey, ChargePiece, floor_to_second
 from telemetry.core.charge_pieces import lost_time
 from telemetry.core.corrections import ChargeCorrection, LedgerLine, find_corrections
 from telemetry.models import (
@@ -29,7 +29,7 @@ from telemetry.models import (
     Statement,
     StatementState,
 )
-from telemetry.money.billing_months import month_of
+from telemetry.money.billing_months import billing_calendar
 from telemetry.money.charge_rows import ChargeDraft, charge_rows, insert_charges, months_not_open
 from telemetry.money.charging_inputs import GpuChargingInputs, load_charging_inputs
 from telemetry.money.correction_causes import (
@@ -212,7 +212,8 @@ def correct_gpu_charges(
     start, end = floor_to_second(start), floor_to_second(end)
     if start >= end:
         return 0
-    day_start, day_end = start.replace(hour=0, minute=0, second=0), next_midnight(end)
+    calendar = billing_calendar()
+    day_start, day_end = calendar.start_of_day(start), calendar.next_midnight(end)
     gpu = load_charging_inputs([gpu_id], day_start, day_end)[gpu_id]
     lines = {line.pk: line for line in _standing_lines(gpu_id, day_start, day_end)}
     standing = [
@@ -279,7 +280,7 @@ def _reversal_of(line: Charge, closed: set[date], now: datetime) -> Charge:
     If the month of ``line`` is in ``closed``, the new line gets the current month.
     """
     row = Charge(**_copied_columns(line), corrects_id=line.pk, reversal=True, created_at=now)
-    row.month = month_of(now) if line.month in closed else line.month
+    row.month = billing_calendar().month_of(now) if line.month in closed else line.month
     row.slots, row.slot_seconds = -line.slots, -line.slot_seconds
     row.cost, row.charged = -line.cost, -line.charged
     return row

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -25,9 +25,10 @@ from telemetry.models import (
     StatementLine,
     StatementState,
 )
-from telemetry.money.billing_months import month_of
-from telemetry.money.close_checks import SAMPLES_ARRIVED, audit_check, close_checks, missing_samples
+from telemetry.money.billing_months import billing_calendar
+from telemetry.money.close_checks import missing_samples, passed_checks
 from telemetry.money.closing.cost_centre_statements import StatementTerms, make_documents
+from telemetry.money.closing.proposals import checked_proposal
 from telemetry.money.reconciliation import reconcile_costs, reconciliation_in_cents
 from telemetry.money.shared_idle import assign_month_cents
 from telemetry.money.signing.statement_digest import DIGEST_FORMAT, digest_of, previous_month
@@ -106,6 +107,7 @@ def close_month(
     currency: str = "",
     terms: StatementTerms | None = None,
     missing_samples_reason: str = "",
+    two_people: bool = False,
 ) -> Statement:
     """Close a month that is over: stop charging to it, run the checks, freeze its lines and store the digest.
 
@@ -113,13 +115,18 @@ def close_month(
     If hosts still owe samples of the month, ``missing_samples_reason`` must say why the month is closed
     without them. The reason and the hosts are stored with the statement.
 
+    If ``two_people``, another person must have proposed the close, and the lines must be those of the
+    proposal.
+
     Raises OperationRejected ``month_is_not_over``, ``month_is_closed``, ``month_check_failed``,
-    ``month_samples_missing`` or ``statement_key_unusable``. Nothing changes in these cases.
+    ``month_samples_missing``, ``statement_key_unusable``, or an error of ``checked_proposal``. Nothing
+    changes in these cases.
     """
     if month.day != 1:
         raise ValueError(f"month: {month} is not the first day of a month")
     numbers: dict[str, Any] = {"month": f"{month:%Y-%m}"}
-    if month >= month_of(now):
+    calendar = billing_calendar()
+    if month >= calendar.month_of(now):
         raise OperationRejected("month_is_not_over", numbers, field="month")
     get_or_create_statement(month)
     lock_ledger()
@@ -129,63 +136,52 @@ def close_month(
         raise OperationRejected("month_is_closed", numbers, field="month")
     statement = Statement.objects.get(month=month)
     assign_month_cents(statement)
-    found = _passed_checks(month, now, missing_samples_reason)
+    proposal = checked_proposal(statement, closed_by, now) if two_people else None
+    missing_samples_reason = missing_samples_reason or (proposal.missing_samples_reason if proposal else "")
+    found = passed_checks(month, now, missing_samples_reason)
     missing = missing_samples(found)
     freeze_lines(statement)
-    make_documents(statement, currency, terms or StatementTerms(), now.astimezone(UTC).date())
-    statement.totals = _open_month_totals(month)
-    statement.currency, statement.closed_at, statement.closed_by = currency, now, closed_by
-    statement.digest_format, statement.previous_month = DIGEST_FORMAT, previous_month(month)
+    make_documents(statement, currency, terms or StatementTerms(), calendar.day_of(now))
+    starts_at, ends_at = calendar.month_bounds(month)
+    frozen = {
+        "totals": _open_month_totals(month),
+        "currency": currency,
+        "time_zone": calendar.zone_name(month),
+        "starts_at": starts_at,
+        "ends_at": ends_at,
+        "digest_format": DIGEST_FORMAT,
+        "previous_month": previous_month(month),
+        "proposed_at": proposal.proposed_at if proposal else None,
+        "proposed_by": proposal.proposed_by if proposal else None,
+        "closed_at": now,
+        "closed_by": closed_by,
+    }
+    for name, value in frozen.items():
+        setattr(statement, name, value)
     digest = digest_of(statement)
-    try:
-        signed = sign_digest(month, digest, settings.GPUPOOL_STATEMENT_KEY)
-    except StatementKeyError as error:
-        numbers |= {"setting": "GPUPOOL_STATEMENT_KEY", "problem": str(error)}
-        raise OperationRejected("statement_key_unusable", numbers, field="month") from None
     closed = _transition(
         month,
         StatementState.CLOSING,
         StatementState.CLOSED,
         checks=found,
-        totals=statement.totals,
-        currency=currency,
         digest=digest,
-        digest_format=DIGEST_FORMAT,
-        previous_month=statement.previous_month,
         missing_samples=missing,
         missing_samples_reason=missing_samples_reason if missing else "",
-        closed_at=now,
-        closed_by=closed_by,
-        **asdict(signed),
+        **frozen,
+        **_signed(month, digest),
     )
     assert closed, "the row is locked by this transaction"
     statement.refresh_from_db()
     return statement
 
 
-def _passed_checks(month: date, now: datetime, missing_samples_reason: str) -> list[dict[str, Any]]:
-    """Run the checks of a close and return their results.
-
-    Raises OperationRejected for the first failed check. Missing samples are excused by a reason.
-    """
-    found = close_checks(month)
-    missing = missing_samples(found)
-    if not _failed_checks(found) and (not missing or missing_samples_reason):
-        found.append(audit_check(month, now))
-    failed = _failed_checks(found)
-    numbers: dict[str, Any] = {"month": f"{month:%Y-%m}"}
-    if failed:
-        numbers |= {"check": failed[0]["check"], "figures": failed[0]["figures"]}
-        raise OperationRejected("month_check_failed", numbers, field="month")
-    if missing and not missing_samples_reason:
-        numbers |= {"hosts": [entry["host"] for entry in missing[:10]], "count": len(missing)}
-        raise OperationRejected("month_samples_missing", numbers, field="missing_samples_reason")
-    return found
-
-
-def _failed_checks(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the failed checks that no reason can excuse."""
-    return [check for check in found if not check["ok"] and check["check"] != SAMPLES_ARRIVED]
+def _signed(month: date, digest: str) -> dict[str, str]:
+    """Return the columns of the signature of a digest. Raises OperationRejected if the key is unusable."""
+    try:
+        return asdict(sign_digest(month, digest, settings.GPUPOOL_STATEMENT_KEY))
+    except StatementKeyError as error:
+        numbers = {"month": f"{month:%Y-%m}", "setting": "GPUPOOL_STATEMENT_KEY", "problem": str(error)}
+        raise OperationRejected("statement_key_unusable", numbers, field="month") from None
 
 
 def _transition(month: date, old: StatementState, new: StatementState, **also: Any) -> bool:

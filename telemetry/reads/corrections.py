@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, date
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
 from django.db.models import QuerySet
-from django.db.models.functions import TruncMonth
 
 from telemetry.models import Charge, ChargeCell
-from telemetry.money.billing_months import month_bounds
 from telemetry.reads.chargeback import charge_lines, charges_by
 
 
@@ -66,15 +64,11 @@ def _causes(
     month: date, lines: QuerySet[Charge] | None, where: Mapping[str, Any]
 ) -> dict[tuple[str, date], list[tuple[str, Mapping[str, Any]]]]:
     """Return the causes by cost centre and corrected month, in the order in which they were found."""
-    late = charge_lines(month, lines, **where).filter(
-        corrects__isnull=False, start__lt=month_bounds(month)[0]
-    )
+    late = charge_lines(month, lines, **where).filter(corrects__isnull=False, day__lt=month)
     causes: dict[tuple[str, date], list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
-    rows = late.annotate(corrected=TruncMonth("start", tzinfo=UTC)).order_by("pk")
-    for centre, corrected, code, numbers in rows.values_list(
-        "cost_centre", "corrected", "cause_code", "cause_numbers"
-    ):
-        cause = (code, numbers)
-        if code and cause not in causes[centre, corrected.date()]:
-            causes[centre, corrected.date()].append(cause)
+    rows = late.order_by("pk").values_list("cost_centre", "day", "cause_code", "cause_numbers")
+    for centre, day, code, numbers in rows:
+        cause, corrected = (code, numbers), day.replace(day=1)
+        if code and cause not in causes[centre, corrected]:
+            causes[centre, corrected].append(cause)
     return causes

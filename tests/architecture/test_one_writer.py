@@ -29,6 +29,8 @@ WRITERS = {
     # The lines and cells of charges are written by SQL in telemetry/ledger.
     "StatementLine": ("telemetry/money/shared_idle.py",),
     "ChargeCell": ("telemetry/money/shared_idle.py",),
+    "BillingZone": ("telemetry/money/billing_months.py",),
+    "CloseProposal": ("telemetry/money/closing/",),
     "CostCentreStatement": ("telemetry/money/closing/",),
     "Statement": ("telemetry/money/statements.py",),
     "Submission": ("portal/services/",),

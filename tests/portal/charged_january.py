@@ -90,6 +90,7 @@ def charge_of(workload: Workload, gpu: Gpu) -> Charge:
         pool_id=workload.pool_id,
         month=workload.submitted_at.date().replace(day=1),
         bucket="used",
+        day=(workload.submitted_at - timedelta(hours=1)).date(),
         start=workload.submitted_at - timedelta(hours=1),
         end=workload.submitted_at,
         slots=840,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ def test_each_day_is_in_exactly_one_period(day: dt.date, period: str) -> None:
     assert previous_period(period, next_period(period, first)) == first
 
 
+@pytest.mark.django_db
 def test_a_quarter_begins_in_january_april_july_or_october() -> None:
     assert period_of("quarter", dt.date(2026, 12, 31)) == dt.date(2026, 10, 1)
     assert period_end("quarter", dt.date(2026, 10, 1)) == dt.datetime(2027, 1, 1, tzinfo=dt.UTC)

@@ -18,6 +18,7 @@ from portal.api.base.views import ApiView
 from portal.reads.money import documents as reads
 from portal.reads.money.charged_months import requested_month
 from portal.services.money import billing_settings
+from telemetry.models import BillingZone
 from telemetry.reads.statement_document import PARTS, statement_document
 
 
@@ -86,6 +87,18 @@ class BillingWish(Why):
     two_step_close = serializers.BooleanField(required=False)
 
 
+class BillingZoneShape(ResponseSerializer):
+    first_month = serializers.DateField(help_text="first day of the first month in this zone")
+    time_zone = serializers.CharField()
+    created_at = serializers.DateTimeField()
+    created_by = serializers.CharField(source="created_by.username", allow_null=True, default=None)
+
+
+class BillingZoneWish(Why):
+    first_month = serializers.DateField(help_text="first day of a month in which nothing is charged yet")
+    time_zone = serializers.CharField(max_length=60, help_text="such as Europe/Berlin")
+
+
 class CostCentreStatementListView(ApiView):
     @extend_schema(
         operation_id="cost_centre_statements_list",
@@ -125,3 +138,23 @@ class BillingSettingsView(ApiView):
         present = {name: getattr(organisation, name) for name in billing_settings.FIELDS}
         changed = billing_settings.change_billing_settings(**self.service_context, **{**present, **given})
         return self.object_response(changed, BillingShape)
+
+
+class BillingZoneListView(ApiView):
+    @extend_schema(
+        operation_id="billing_zones_list", parameters=[PageQuery], responses=page_schema(BillingZoneShape)
+    )
+    def get(self, request: Request) -> Response:
+        """List the time zones of billing months, newest first. Before the first one, months are in UTC."""
+        policy.require(self.actor, "charges.see_all")
+        rows = BillingZone.objects.select_related("created_by").order_by("-first_month")
+        return self.list_response(rows, BillingZoneShape, self.validated_query(PageQuery))
+
+    @extend_schema(
+        operation_id="billing_zones_set", request=BillingZoneWish, responses={201: BillingZoneShape}
+    )
+    def post(self, request: Request) -> Response:
+        """Set the time zone of billing months from a month on in which nothing is charged yet."""
+        given = self.validated_body(BillingZoneWish)
+        row = billing_settings.set_billing_zone(**self.service_context, **given)
+        return self.object_response(row, BillingZoneShape, 201)

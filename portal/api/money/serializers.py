@@ -15,7 +15,6 @@ from portal.services.money.months import IDLE_PAYERS
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from scheduler.models import WorkloadType
 from telemetry.models import MAX_FORGIVEN_MINUTES, Charge, ChargeBucketChoices, CostCentre, Price
-from telemetry.money.billing_months import corrected_month
 
 
 class UsageQuery(StrictSerializer):
@@ -83,7 +82,7 @@ class ChargeShape(ResponseSerializer):
     @extend_schema_field(serializers.DateField(allow_null=True))
     def get_corrected_month(self, charge: Charge) -> str | None:
         """Return the first day of the closed month that the line corrects."""
-        corrected = corrected_month(charge.month, charge.start)
+        corrected = charge.corrected_month
         return corrected.isoformat() if corrected else None
 
     def get_gpu_hours(self, charge: Charge) -> float:
@@ -206,6 +205,11 @@ class StatementShape(ResponseSerializer):
         help_text="the hosts that still owed samples at the close, each with its number of hours"
     )
     missing_samples_reason = serializers.CharField(help_text="why the month was closed without them")
+    time_zone = serializers.CharField(help_text="of the month; empty: it is open, or was closed in UTC")
+    starts_at = serializers.DateTimeField(allow_null=True, help_text="start of the month, set at the close")
+    ends_at = serializers.DateTimeField(allow_null=True, help_text="end of the month, set at the close")
+    proposed_at = serializers.DateTimeField(allow_null=True, help_text="null: closed in one step")
+    proposed_by = serializers.CharField(source="proposed_by.username", allow_null=True, default=None)
     closed_at = serializers.DateTimeField(allow_null=True)
     closed_by = serializers.CharField(source="closed_by.username", allow_null=True, default=None)
 

@@ -114,7 +114,7 @@ class ChargeDetailView(ApiView):
 
 
 def _visible_statements(view: ApiView) -> QuerySet[Statement]:
-    return policy.visible_statements(view.actor).select_related("closed_by")
+    return policy.visible_statements(view.actor).select_related("closed_by", "proposed_by")
 
 
 class StatementListView(ApiView):

@@ -15,7 +15,6 @@ from scheduler.models import Host, Reservation, Workload
 from telemetry.core.amounts import MICRO, round_amount
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.models import Charge
-from telemetry.money.billing_months import month_of
 from telemetry.reads.charge_line_usage import LineUsage, line_usage
 
 Row = TypeVar("Row", bound=Model)
@@ -49,7 +48,7 @@ class ChargeLineDetail:
     @property
     def is_late(self) -> bool:
         """Return True if the line is on the statement of a later month than its time."""
-        return self.line.month != month_of(self.line.start)
+        return self.line.corrected_month is not None
 
 
 def charge_line(viewer: User, pk: int) -> ChargeLineDetail | None:

@@ -27,7 +27,7 @@ from telemetry.reads.prices import load_current_prices
 
 def statement_of(month: date) -> Statement | None:
     """Return the month's statement; None if it does not exist yet."""
-    return Statement.objects.filter(month=month).select_related("closed_by").first()
+    return Statement.objects.filter(month=month).select_related("closed_by", "proposed_by").first()
 
 
 def is_simulated(month: date) -> bool:

@@ -17,7 +17,7 @@ from telemetry.reads.corrections import correction_blocks
 
 def visible_documents(viewer: User, month: date | None = None) -> QuerySet[CostCentreStatement]:
     """Return the visible statements of cost centres, newest month first; of one month if it is given."""
-    rows = policy.visible_documents(viewer).select_related("statement__closed_by")
+    rows = policy.visible_documents(viewer).select_related("statement__closed_by", "statement__proposed_by")
     if month is not None:
         rows = rows.filter(statement__month=month)
     return rows.order_by("-statement__month", "cost_centre", "sequence")

@@ -14,15 +14,10 @@ from portal.input_checks import InputChecks
 from portal.models import Organisation, User
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.documents import correction_reasons, visible_documents
+from portal.wording.money_texts import document_facts, signatures, work_text
 from portal.wording.pages import export_texts
 from portal.wording.pages.correction_texts import cause_sentence
-from portal.wording.pages.statement_texts import (
-    PART_LABELS,
-    document_facts,
-    group_title,
-    signatures,
-    work_text,
-)
+from portal.wording.pages.statement_texts import PART_LABELS, group_title
 from telemetry.core.csv_text import CsvDialect
 from telemetry.exports.documents.month_documents import month_documents
 from telemetry.exports.export_model import (
@@ -34,7 +29,8 @@ from telemetry.exports.export_model import (
     month_state,
 )
 from telemetry.exports.registry import EXPORT_KINDS
-from telemetry.money.billing_months import month_bounds
+from telemetry.money.billing_months import billing_calendar
+from telemetry.reads.statement_document import StatementDocument
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t"}
 DECIMAL_SIGNS = {"point": ".", "comma": ","}
@@ -95,7 +91,7 @@ def _is_visible_document(viewer: User, month: date, kind: ExportKind, where: Map
 def document_texts() -> DocumentTexts:
     """Return the texts of statements, which are those of their pages."""
     return DocumentTexts(
-        facts=lambda document: document_facts(document, month_bounds(document.statement.statement.month)),
+        facts=_document_facts,
         signatures=signatures,
         correction_reasons=correction_reasons,
         group_title=group_title,
@@ -103,6 +99,11 @@ def document_texts() -> DocumentTexts:
         part_labels=PART_LABELS,
         sum_check=export_texts.SUM_CHECK,
     )
+
+
+def _document_facts(document: StatementDocument) -> list[dict[str, Any]]:
+    month, calendar = document.statement.statement.month, billing_calendar()
+    return document_facts(document, calendar.month_bounds(month), calendar.zone_name(month))
 
 
 def _checked_kind(given: Mapping[str, str], where: Mapping[str, Any]) -> ExportKind:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
+from typing import Any
 
-from django.db import transaction
+from django.db import DataError, IntegrityError, transaction
+from django.db.models import Max
 
 from portal import policy
+from portal.errors import Invalid
 from portal.input_checks import InputChecks
 from portal.models import Organisation, User
 from portal.services import audit
+from portal.wording.problems import administration_problems
+from scheduler.core.rejection import OperationRejected
+from telemetry.models import BillingZone, Charge
+from telemetry.money.billing_months import (
+    LEAST_NOTICE,
+    add_billing_zone,
+    billing_calendar,
+    month_bounds,
+    month_of,
+    next_month,
+)
 from telemetry.money.closing.cost_centre_statements import StatementTerms
 
 MAX_PAYMENT_DAYS = 365
@@ -57,6 +71,72 @@ def change_billing_settings(
                 why=why,
             )
     return organisation
+
+
+def set_billing_zone(
+    *, actor: User, first_month: date, time_zone: str, now: datetime, why: str = "", via: str = "web"
+) -> BillingZone:
+    """Set the time zone of billing months from ``first_month`` on: a month that has not begun.
+
+    The first month in the zone starts where the last month in the zone before ends. Raises Invalid,
+    NotAllowed. Raises OperationRejected if another person has just added a zone for the same or a later
+    month.
+    """
+    policy.require(actor, "billing.change")
+    checks = InputChecks()
+    time_zone = checks.time_zone("time_zone", time_zone)
+    first_month = checks.month("first_month", first_month)
+    why = checks.text("why", why, least=0, most=1000, lines=True)
+    earliest = earliest_zone_month(now)
+    latest = date(earliest.year + 1, earliest.month, 1)
+    if "first_month" not in checks.problems and not earliest <= first_month <= latest:
+        problem = administration_problems.BILLING_ZONE_MONTH.format(
+            month=first_month, earliest=earliest, latest=latest
+        )
+        checks.note("first_month", first_month.isoformat(), problem)
+    before = billing_calendar().zone_name(first_month)
+    if "time_zone" not in checks.problems and time_zone == before:
+        problem = administration_problems.BILLING_ZONE_IS_THE_SAME.format(zone=time_zone)
+        checks.note("time_zone", time_zone, problem)
+    checks.done()
+    numbers: dict[str, Any] = {"month": f"{first_month:%Y-%m}"}
+    try:
+        with transaction.atomic():
+            row = add_billing_zone(first_month, time_zone, actor, now)
+            audit.record(
+                actor=actor,
+                via=via,
+                now=now,
+                verb="set_billing_zone",
+                target=row,
+                before={"time_zone": before},
+                after=audit.audited_fields(row, "first_month", "time_zone"),
+                why=why,
+            )
+    except DataError:
+        problem = administration_problems.BILLING_ZONE_UNKNOWN.format(zone=time_zone)
+        raise Invalid({"time_zone": problem}, {"time_zone": time_zone}) from None
+    except IntegrityError:
+        raise OperationRejected("billing_zone_is_fixed", numbers, field="first_month") from None
+    return row
+
+
+def billing_zones() -> list[BillingZone]:
+    """Return the time zones of billing months, newest first."""
+    return list(BillingZone.objects.select_related("created_by").order_by("-first_month"))
+
+
+def earliest_zone_month(now: datetime) -> date:
+    """Return the first month from which a new time zone can apply.
+
+    It begins in an hour or later, nothing is charged in it, and it follows the first month of every zone.
+    """
+    earliest = next_month(month_of(now))
+    if month_bounds(earliest)[0] < now + LEAST_NOTICE:
+        earliest = next_month(earliest)
+    charged: date | None = Charge.objects.aggregate(last=Max("month"))["last"]
+    zones = [zone.first_month for zone in billing_calendar().zones]
+    return max([earliest, *(next_month(month) for month in (charged, *zones) if month is not None)])
 
 
 def billing_organisation() -> Organisation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -16,6 +16,7 @@ from portal.wording.problems import administration_problems
 from scheduler.models import Project, Team
 from telemetry.budgets.budget_periods import period_of
 from telemetry.models import Budget, CostCentre
+from telemetry.money.billing_months import billing_calendar
 
 BUDGET_AUDIT_FIELDS = ("cost_centre", "period", "month", "measure", "amount", "action")
 MAX_BUDGET = Decimal(1_000_000_000)
@@ -91,5 +92,5 @@ def check_period(checks: InputChecks, period: str, first: date, now: datetime) -
             first.isoformat(),
             administration_problems.NOT_A_PERIOD_START.format(month=first, period=period),
         )
-    elif first < period_of(period, now.astimezone(UTC).date()):
+    elif first < period_of(period, billing_calendar().day_of(now)):
         checks.note("month", first.isoformat(), administration_problems.MONTH_IS_PAST.format(month=first))

@@ -12,13 +12,14 @@ from portal.input_checks import InputChecks
 from portal.models import User
 from portal.reads.money.charged_months import first_charged_month
 from portal.services import audit
-from portal.services.money.billing_settings import statement_terms
+from portal.services.money.billing_settings import billing_organisation, statement_terms
 from portal.services.money.rate_card import organisation_currency
 from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
-from telemetry.models import Statement
+from telemetry.models import CloseProposal, Statement
 from telemetry.money import statements
 from telemetry.money.billing_months import month_of
+from telemetry.money.closing import proposals
 
 IDLE_PAYERS = ("operator", "guarantee", "use")
 
@@ -34,12 +35,15 @@ def close_month(
 ) -> Statement:
     """Close a past month: run its checks and write its statement. The statement never changes afterwards.
 
+    If the settings of billing say so, another person must have proposed the close within three days.
     If hosts still owe samples of the month, ``missing_samples_reason`` says why it is closed without them.
 
-    Raises Invalid, NotAllowed. Raises OperationRejected if the month is closed, if a check fails, or if hosts
-    still owe samples and no reason is given. The error names the failed check or the hosts.
+    Raises Invalid, NotAllowed. Raises OperationRejected if the month is closed, if a check fails, if hosts
+    still owe samples and no reason is given, or if the proposal does not allow it. The error names the failed
+    check or the hosts.
     """
-    policy.require(actor, "statement.close")
+    two_people = billing_organisation().two_step_close
+    policy.require(actor, "statement.confirm" if two_people else "statement.close")
     checks = InputChecks()
     month = _ended_month(checks, month, now)
     why = checks.text("why", why, least=0, most=1000, lines=True)
@@ -53,6 +57,7 @@ def close_month(
             currency=organisation_currency(),
             terms=statement_terms(),
             missing_samples_reason=reason,
+            two_people=two_people,
         )
         audit.record(
             actor=actor,
@@ -69,9 +74,48 @@ def close_month(
                 "totals",
                 "missing_samples",
                 "missing_samples_reason",
+                "proposed_by_id",
             ),
         )
     return statement
+
+
+def propose_close(
+    *,
+    actor: User,
+    month: date,
+    now: datetime,
+    why: str = "",
+    missing_samples_reason: str = "",
+    via: str = "web",
+) -> CloseProposal:
+    """Run the checks of a past month and propose to close it: the first of two steps.
+
+    Another person closes the month within three days. Raises Invalid, NotAllowed. Raises OperationRejected if
+    one person closes months here, if the month is closed, or if a check fails.
+    """
+    policy.require(actor, "statement.close")
+    checks = InputChecks()
+    month = _ended_month(checks, month, now)
+    why = checks.text("why", why, least=0, most=1000, lines=True)
+    reason = checks.text("missing_samples_reason", missing_samples_reason, least=0, most=1000, lines=True)
+    checks.done()
+    if not billing_organisation().two_step_close:
+        raise OperationRejected("close_is_one_step", {"month": f"{month:%Y-%m}"}, field="month")
+    with transaction.atomic():
+        proposal = proposals.propose_close(
+            month=month, proposed_by=actor, now=now, note=why, missing_samples_reason=reason
+        )
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="propose_close",
+            target=proposal.statement,
+            why=why,
+            after=audit.audited_fields(proposal, "charged", "lines_digest", "missing_samples_reason"),
+        )
+    return proposal
 
 
 def set_idle_payer(

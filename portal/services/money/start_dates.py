@@ -17,7 +17,7 @@ from portal.wording.problems import administration_problems
 from telemetry.models import Charge
 from telemetry.money.billing_months import month_of
 
-MAX_LINE_LENGTH = timedelta(days=1)
+MAX_LINE_LENGTH = timedelta(days=3)  # a billing day is at most 49 hours long
 
 
 def check_start_date(
@@ -50,7 +50,7 @@ def check_start_date(
 
 def charged_until(valid_from: datetime, **charged: Any) -> datetime | None:
     """Return the end of the last charge line that ends after ``valid_from``; None if there is none."""
-    # No line is longer than a day. A correction may be in a later month than its time.
+    # No line is longer than a billing day. A correction may be in a later month than its time.
     first_month = month_of(valid_from - MAX_LINE_LENGTH)
     lines = Charge.objects.filter(month__gte=first_month, end__gt=valid_from, **charged)
     until: datetime | None = lines.aggregate(until=Max("end"))["until"]

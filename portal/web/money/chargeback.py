@@ -26,7 +26,7 @@ from portal.web.money.chargeback_csv import charge_groups_csv
 from portal.web.money.exports import export_choices
 from portal.web.money.months import month_or_404, offset_month
 from portal.web.page.access import current_user, sign_in_required
-from telemetry.money.billing_months import month_bounds, month_of, next_month
+from telemetry.money.billing_months import billing_calendar, month_bounds, month_of, next_month
 from telemetry.money.close_checks import close_checks
 from telemetry.reads.chargeback import charges_by
 
@@ -74,6 +74,7 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         "may_budget": policy.may(user, "budget.change"),
         "simulated": reads.is_simulated(month),
         "period": month_bounds(month),
+        "zone": billing_calendar().zone_name(month),
         "scope": scope,
         "now": now,
     }

@@ -2,17 +2,8 @@
 
 from django.urls import path
 
-from portal.web.money import (
-    budgets,
-    charge_line,
-    chargeback,
-    exports,
-    idle_payer,
-    month_close,
-    rate_card,
-    utilisation,
-)
-from portal.web.money.closing import billing_settings, cost_centre_statements
+from portal.web.money import budgets, charge_line, chargeback, exports, idle_payer, rate_card, utilisation
+from portal.web.money.closing import billing_settings, cost_centre_statements, month_close
 
 urlpatterns = [
     path("utilisation/", utilisation.utilisation, name="utilisation"),

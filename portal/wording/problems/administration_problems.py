@@ -34,6 +34,12 @@ VALID_FROM_IS_CHARGED = (
     "valid_from is {valid_from}, but {what} is already charged until {until}; allowed: {allowed} or later."
 )
 MONTH_WITHOUT_CHARGES = "month is {month:%Y-%m}, before the first charge; allowed: {first:%Y-%m} or later."
+BILLING_ZONE_MONTH = (
+    "first_month is {month:%Y-%m}; allowed: {earliest:%Y-%m} to {latest:%Y-%m}, months in which nothing is "
+    "charged yet."
+)
+BILLING_ZONE_UNKNOWN = "time_zone is {zone}; allowed: a time zone that the database knows, too."
+BILLING_ZONE_IS_THE_SAME = "time_zone is {zone}; allowed: a zone that the month does not have already."
 MONTH_IS_NOT_PAST = "month is {month:%Y-%m}; allowed: a past month, before {this_month:%Y-%m}."
 CURRENCY_INVALID = "currency is {given!a:.60}; allowed: three letters, such as EUR."
 AUDITOR_HAS_OTHER_ROLE = (

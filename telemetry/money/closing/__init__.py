@@ -1,1 +1,1 @@
-"""Make the statements of cost centres at the close of a month."""
+"""Close a month: proposals of the first person, and the statements of cost centres."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date, timedelta
+from decimal import Decimal
 
 from django.db.models import Q, Sum
 
@@ -29,10 +30,6 @@ def make_documents(
 
     The total of each is the sum of the cents of its lines. ``closed_on`` is the day of the close.
     """
-    lines = statement.lines.filter(shared_out=False).exclude(cost_centre="")
-    # Reversed charges can leave a line without anything.
-    lines = lines.exclude(Q(slot_seconds=0, charged_cents=0, cost_cents=0))
-    totals = lines.values_list("cost_centre").annotate(total=Sum("charged_cents")).order_by("cost_centre")
     budgets = dict(
         Budget.objects.filter(
             month=statement.month, period=BudgetPeriod.MONTH, measure=BudgetMeasure.MONEY
@@ -51,9 +48,18 @@ def make_documents(
             total=total,
             budget=budgets.get(code),
         )
-        for code, total in totals
+        for code, total in cost_centre_totals(statement)
     ]
     return CostCentreStatement.objects.bulk_create(made)
+
+
+def cost_centre_totals(statement: Statement) -> list[tuple[str, Decimal]]:
+    """Return the charge of each cost centre that has a line in a month, in order of the codes."""
+    lines = statement.lines.filter(shared_out=False).exclude(cost_centre="")
+    # Reversed charges can leave a line without anything.
+    lines = lines.exclude(Q(slot_seconds=0, charged_cents=0, cost_cents=0))
+    totals = lines.values_list("cost_centre").annotate(total=Sum("charged_cents"))
+    return list(totals.order_by("cost_centre"))
 
 
 def document_number(month: date, cost_centre: str, sequence: int) -> str:

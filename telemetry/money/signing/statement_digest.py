@@ -5,8 +5,8 @@ Format 1 is the SHA-256 of the statement's CSV. Months that were closed with ver
 Format 2 is the SHA-256 of a text. Each line of the text is a JSON array in UTF-8, followed by a line feed.
 Array elements are separated by a comma and a space, and letters outside ASCII are not escaped. The lines are:
 
-1. ``["statement", 2, month, currency, payer of idle time, closed at, id of the closer, totals, previous
-   month, digest of the previous month]``
+1. ``["statement", 2, month, start, end, time zone, currency, payer of idle time, closed at, id of the closer,
+   proposed at, id of the proposer, totals, previous month, digest of the previous month]``
 2. ``["price", ...]``: each price that a charge line of the month refers to
 3. ``["cost centre", ...]``: each cost centre that was known at the close and begins before the month's end
 4. ``["line", ...]``: each line of the statement
@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -67,7 +67,7 @@ ROWS_SQL = (
     FROM telemetry_costcentrestatement WHERE statement_id = %(statement)s ORDER BY id
     """,
     f"""
-    SELECT json_build_array('charge', id, pool_id, bucket, {_time("start")}, {_time('"end"')}, slots,
+    SELECT json_build_array('charge', id, pool_id, bucket, day, {_time("start")}, {_time('"end"')}, slots,
         slot_seconds,
         gpu_id, model, allocation_id, reservation_id, workload_id, team_id, project_id, user_id, team_name,
         project_name, user_name, workload_name, workload_type, cost_centre, price_id, cost::text,
@@ -113,18 +113,27 @@ def digest_lines(statement: Statement) -> Iterator[str]:
                 yield from (row[0] for row in rows)
 
 
+def _seconds(moment: datetime | None) -> str:
+    """Return the seconds since 1970 with six decimals; an empty text for None."""
+    return f"{Decimal(moment.timestamp()):.6f}" if moment else ""
+
+
 def _header(statement: Statement) -> str:
     before = statement.previous_month
     previous = Statement.objects.filter(month=before).first() if before is not None else None
-    closed_at = statement.closed_at
     header: list[Any] = [
         "statement",
         DIGEST_FORMAT,
         f"{statement.month:%Y-%m}",
+        _seconds(statement.starts_at),
+        _seconds(statement.ends_at),
+        statement.time_zone,
         statement.currency,
         statement.idle_payer,
-        f"{Decimal(closed_at.timestamp()):.6f}" if closed_at else "",
+        _seconds(statement.closed_at),
         statement.closed_by_id,
+        _seconds(statement.proposed_at),
+        statement.proposed_by_id,
         json.dumps(statement.totals, sort_keys=True, ensure_ascii=False),
         f"{previous.month:%Y-%m}" if previous else "",
         previous.digest if previous else "",

@@ -48,6 +48,7 @@ QUOTA = {"team": "vision", "pool": "shared", "model": "A100-40GB", "guaranteed_g
 PRICE = {"model": H100, "cost": "1", "price": "2", "valid_from": SOON.isoformat()}
 REFUND_LIMIT = {"pool": "shared", "forgiven_minutes": 30, "valid_from": SOON.isoformat()}
 COST_CENTRE = {"project": "vision/vision-main", "code": "CC-9", "valid_from": SOON.isoformat()}
+BILLING_ZONE = {"first_month": f"{LATER + timedelta(days=100):%Y-%m}-01", "time_zone": "Europe/Berlin"}
 BUDGET = {"team": "vision", "month": f"{datetime.now(UTC):%Y-%m}-01", "amount": "1.00"}
 
 # (method, URL): (body, the status for each role).
@@ -188,6 +189,9 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "charges/{id}/"): ({}, (200, 404, 200, 404, 404, 404, 200, 200)),
     ("GET", "statements/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
     ("GET", "statements/{month}/"): ({}, (404,) * 8),
+    # 400 for finance: nothing is charged in 2199.
+    ("GET", "statements/{month}/checks/"): ({}, (403, 403, 403, 403, 403, 403, 400, 400)),
+    ("POST", "statements/{month}/propose/"): ({}, (403, 403, 403, 403, 403, 403, 400, 403)),
     ("POST", "statements/{month}/close/"): ({}, (403, 403, 403, 403, 403, 403, 400, 403)),
     # 400 for finance and auditors: the address has a month without charges.
     ("GET", "statements/{month}/export/"): ({}, (400,) * 8),
@@ -200,6 +204,8 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "cost-centre-statements/{number}/"): ({}, (404,) * 8),
     ("GET", "billing/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
     ("PUT", "billing/"): ({"payment_days": 14}, (403, 403, 403, 403, 403, 403, 200, 403)),
+    ("GET", "billing/zones/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
+    ("POST", "billing/zones/"): (BILLING_ZONE, FINANCE_MAKES),
     ("GET", "refund-limits/"): ({}, ALL),
     ("POST", "refund-limits/"): (REFUND_LIMIT, FINANCE_MAKES),
     ("GET", "cost-centres/"): ({}, ALL),

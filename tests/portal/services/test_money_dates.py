@@ -41,6 +41,7 @@ def charge(world: World, end: datetime) -> Charge:
         pool=world.shared,
         month=date(2026, 3, 1),
         bucket="used",
+        day=(end - timedelta(hours=2)).date(),
         start=end - timedelta(hours=2),
         end=end,
         slots=840,

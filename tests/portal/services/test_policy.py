@@ -34,13 +34,21 @@ def test_strangers_inactive_users_and_visitors_are_refused(world: World, action:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("action", sorted(set(policy.ACTIONS) - READS - OWN))
+@pytest.mark.parametrize("action", sorted(set(policy.ACTIONS) - READS - OWN - {"statement.confirm"}))
 def test_an_auditor_changes_nothing_whatever_other_roles_they_have(world: World, action: str) -> None:
     lead = world.vision.lead
     lead.auditor = lead.operator = lead.finance = True
     assert not policy.may(lead, action, world.vision.project)
     with pytest.raises(NotAllowed):
         policy.require(lead, action, world.vision.project)
+
+
+@pytest.mark.django_db
+def test_an_auditor_may_be_the_second_person_who_closes_a_month(world: World) -> None:
+    auditor = world.people["auditor"]
+    assert policy.may(auditor, "statement.confirm")
+    assert not policy.may(auditor, "statement.close")
+    assert not policy.may(world.operator, "statement.confirm")
 
 
 @pytest.mark.django_db

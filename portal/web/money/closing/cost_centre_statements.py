@@ -18,9 +18,10 @@ from portal.reads.money.charge_scope import charge_scope
 from portal.web.money.closing.document_sheets import make_sheets
 from portal.web.money.months import month_or_404
 from portal.web.page.access import current_user, get_visible_or_404, sign_in_required
+from portal.wording import money_texts
 from portal.wording.pages import statement_texts
 from telemetry.models import CostCentreStatement
-from telemetry.money.billing_months import month_bounds
+from telemetry.money.billing_months import billing_calendar
 from telemetry.money.signing.statement_verification import verify_statement
 from telemetry.reads.statement_document import StatementDocument, statement_document
 
@@ -54,7 +55,7 @@ def statement_page(request: HttpRequest, number: str) -> HttpResponseBase:
         _verify(request, row)
         return redirect("cost-centre-statement", number=number)
     document = statement_document(row)
-    month = row.statement.month
+    month, calendar = row.statement.month, billing_calendar()
     context = {
         "row": row,
         "month": month,
@@ -64,8 +65,10 @@ def statement_page(request: HttpRequest, number: str) -> HttpResponseBase:
         "corrections": _corrections(row, document),
         "hours": sum(entry.gpu_hours for entry in document.rows),
         "correction_hours": sum(entry.gpu_hours for entry in document.corrections),
-        "facts": statement_texts.document_facts(document, month_bounds(month)),
-        "signatures": statement_texts.signatures(row.statement),
+        "facts": money_texts.document_facts(
+            document, calendar.month_bounds(month), calendar.zone_name(month)
+        ),
+        "signatures": money_texts.signatures(row.statement),
         "see_all": policy.may(user, "charges.see_all"),
         "lines_url": _export_url(row, "lines"),
         "pdf_url": _export_url(row, "pdf"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal
 
+from portal.wording import money_texts
 from portal.wording.pages import statement_texts
 from telemetry.core.amounts import ZERO
 from telemetry.reads.statement_document import DocumentRow
@@ -73,5 +74,5 @@ def _with_groups(rows: Iterable[DocumentRow]) -> Iterable[SheetRow]:
         if title != heading:
             heading = title
             yield SheetRow("group", title=title)
-        work = statement_texts.work_text(row)
+        work = money_texts.work_text(row)
         yield SheetRow("line", number=number, work=work, part=statement_texts.PART_LABELS[row.part], row=row)

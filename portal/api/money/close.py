@@ -1,0 +1,92 @@
+"""Implement the endpoints that rehearse and propose the close of a month."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy
+from portal.api.base.fields import ResponseSerializer
+from portal.api.base.serializers import StrictSerializer
+from portal.api.base.views import ApiView
+from portal.api.money.serializers import CloseStatementWish
+from portal.api.money.views import month_or_404
+from portal.reads.money.charged_months import requested_month
+from portal.reads.money.close_evidence import rehearse_close
+from portal.services.money import months
+from telemetry.money.closing.proposals import PROPOSAL_LIFETIME
+
+
+class RehearsalQuery(StrictSerializer):
+    audit = serializers.BooleanField(
+        required=False, default=False, help_text="also compare every line with the facts"
+    )
+
+
+class CloseProposalShape(ResponseSerializer):
+    """A proposal to close a month, the first of two steps."""
+
+    month = serializers.DateField(source="statement.month")
+    proposed_by = serializers.CharField(source="proposed_by.username")
+    proposed_at = serializers.DateTimeField()
+    expires_at = serializers.SerializerMethodField(help_text="until then, another person can close the month")
+    charged = serializers.DecimalField(max_digits=14, decimal_places=2)
+    note = serializers.CharField()
+
+    def get_expires_at(self, proposal: Any) -> str:
+        """Return the time at which the proposal expires."""
+        return f"{(proposal.proposed_at + PROPOSAL_LIFETIME).isoformat()}"
+
+
+@dataclass(frozen=True)
+class CostCentreTotal:
+    cost_centre: str
+    total: Decimal
+
+
+class CostCentreTotalShape(ResponseSerializer):
+    cost_centre = serializers.CharField()
+    total = serializers.DecimalField(max_digits=14, decimal_places=2)
+
+
+class RehearsalShape(ResponseSerializer):
+    """The checks of a close, run now, and the charge of each cost centre."""
+
+    month = serializers.DateField()
+    over = serializers.BooleanField(help_text="the month has ended")
+    ends_at = serializers.DateTimeField()
+    closed = serializers.BooleanField(help_text="the checks are those of the close")
+    audited = serializers.BooleanField(help_text="the checks include the audit")
+    checks = serializers.JSONField(help_text="each with ``check``, ``ok`` and ``figures``")
+    statements = CostCentreTotalShape(many=True, help_text="one statement per cost centre")
+    proposal = CloseProposalShape(allow_null=True)
+
+
+class CloseRehearsalView(ApiView):
+    @extend_schema(operation_id="statements_rehearse", parameters=[RehearsalQuery], responses=RehearsalShape)
+    def get(self, request: Request, month: str) -> Response:
+        """Run the checks of a month without closing it. For finance and auditors."""
+        policy.require(self.actor, "charges.see_all")
+        query = self.validated_query(RehearsalQuery)
+        found = rehearse_close(requested_month(month, self.now), self.now, audit=query["audit"])
+        totals = [CostCentreTotal(*total) for total in found.totals]
+        fields = ("month", "over", "ends_at", "closed", "audited", "checks", "proposal")
+        answer = {name: getattr(found, name) for name in fields}
+        return self.object_response({**answer, "statements": totals}, RehearsalShape)
+
+
+class ProposeCloseView(ApiView):
+    @extend_schema(
+        operation_id="statements_propose", request=CloseStatementWish, responses={201: CloseProposalShape}
+    )
+    def post(self, request: Request, month: str) -> Response:
+        """Check a past month and propose to close it. Another person closes it within three days."""
+        given = self.validated_body(CloseStatementWish)
+        proposal = months.propose_close(**self.service_context, month=month_or_404(month), **given)
+        return self.object_response(proposal, CloseProposalShape, 201)

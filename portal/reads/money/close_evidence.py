@@ -1,0 +1,157 @@
+"""Link each check of a close to the hosts, lines and settings behind its result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from django.urls import reverse
+
+from portal.reads.money.chargeback import statement_of
+from portal.wording.pages import close_texts
+from telemetry.models import CloseProposal, Statement, StatementState
+from telemetry.money.billing_months import month_bounds
+from telemetry.money.close_checks import audit_check, close_checks
+from telemetry.money.closing.cost_centre_statements import cost_centre_totals
+from telemetry.money.closing.proposals import PROPOSAL_LIFETIME, current_proposal
+
+LINE = re.compile(r"^line (\d+):")
+
+
+@dataclass(frozen=True)
+class EvidenceItem:
+    """A sentence behind the result of a check, and the address that shows more; empty if there is none."""
+
+    text: str
+    url: str = ""
+
+
+@dataclass(frozen=True)
+class CloseRehearsal:
+    """The checks of a close, run now, and the charge of each cost centre.
+
+    ``over`` is True if the month has ended at ``ends_at``. ``audited`` is True if the checks include the
+    audit. ``proposal`` is the proposal that another person may carry out, until ``expires_at``.
+    """
+
+    month: date
+    ends_at: datetime
+    over: bool
+    audited: bool
+    checks: list[dict[str, Any]]
+    totals: list[tuple[str, Any]]
+    statement: Statement | None
+    proposal: CloseProposal | None
+
+    @property
+    def passed(self) -> int:
+        """Return the number of checks that pass."""
+        return sum(1 for check in self.checks if check["ok"])
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """Return the time at which the proposal expires."""
+        return self.proposal.proposed_at + PROPOSAL_LIFETIME if self.proposal else None
+
+    @property
+    def closed(self) -> bool:
+        """Return True if the month is closed. Its checks are those of the close."""
+        return self.statement is not None and self.statement.state == StatementState.CLOSED
+
+
+def rehearse_close(month: date, now: datetime, *, audit: bool = False) -> CloseRehearsal:
+    """Run the checks of a month, also if it is not over. A rehearsal changes nothing.
+
+    ``audit`` also compares every line with the facts, which may take a minute. A closed month has the checks
+    of its close.
+    """
+    statement = statement_of(month)
+    closed = statement is not None and statement.state == StatementState.CLOSED
+    checks = list(statement.checks) if closed and statement else close_checks(month)
+    if audit and not closed:
+        checks.append(audit_check(month, now))
+    end = month_bounds(month)[1]
+    return CloseRehearsal(
+        month=month,
+        ends_at=end,
+        over=now >= end,
+        audited=audit or closed,
+        checks=checks,
+        totals=cost_centre_totals(statement) if statement else [],
+        statement=statement,
+        proposal=None if closed else current_proposal(month, now),
+    )
+
+
+def check_evidence(check: Mapping[str, Any], month: date) -> list[EvidenceItem]:
+    """Return what is behind the result of a check. Figures without an entry in ``_ITEMS`` have none."""
+    return [item for name, make in _ITEMS.items() if name in check["figures"] for item in make(check, month)]
+
+
+def _host_items(check: Mapping[str, Any], month: date) -> Iterator[EvidenceItem]:
+    for name in check["figures"]["hosts"]:
+        yield EvidenceItem(close_texts.HOST.format(host=name), reverse("host", args=[name]))
+
+
+def _sample_items(state: str) -> Callable[[Mapping[str, Any], date], Iterator[EvidenceItem]]:
+    def items(check: Mapping[str, Any], month: date) -> Iterator[EvidenceItem]:
+        for entry in check["figures"][state]:
+            text = close_texts.SAMPLES[state].format(**entry)
+            yield EvidenceItem(text, reverse("host", args=[entry["host"]]))
+
+    return items
+
+
+def _model_items(check: Mapping[str, Any], month: date) -> Iterator[EvidenceItem]:
+    for model in check["figures"]["models"]:
+        yield EvidenceItem(close_texts.UNPRICED.format(model=model), reverse("rate-card"))
+
+
+def _payer_items(kind: str) -> Callable[[Mapping[str, Any], date], Iterator[EvidenceItem]]:
+    def items(check: Mapping[str, Any], month: date) -> Iterator[EvidenceItem]:
+        for name in check["figures"][kind]:
+            yield EvidenceItem(close_texts.UNMAPPED[kind].format(name=name), reverse("budgets"))
+
+    return items
+
+
+def _gpu_items(check: Mapping[str, Any], month: date) -> Iterator[EvidenceItem]:
+    for entry in check["figures"]["gpus"]:
+        if isinstance(entry, dict):  # version 0.1 stored other figures
+            host = entry.get("host", "")
+            text = close_texts.WRONG_SECONDS.format(**{**entry, "host": host})
+            yield EvidenceItem(text, reverse("host", args=[host]) if host else "")
+
+
+def _pool_items(check: Mapping[str, Any], month: date) -> Iterator[EvidenceItem]:
+    for entry in check["figures"]["pools"]:
+        if entry["left"] != entry["cost"]:
+            url = f"{reverse('chargeback')}?{urlencode({'month': f'{month:%Y-%m}', 'by': 'pool'})}"
+            yield EvidenceItem(close_texts.UNBALANCED.format(**entry), url)
+
+
+def _difference_items(name: str) -> Callable[[Mapping[str, Any], date], Iterator[EvidenceItem]]:
+    def items(check: Mapping[str, Any], month: date) -> Iterator[EvidenceItem]:
+        for text in check["figures"][name]:
+            line = LINE.match(text) if name == "differences" else None
+            yield EvidenceItem(text, reverse("charge-line", args=[int(line[1])]) if line else "")
+
+    return items
+
+
+# The figures of checks that have something behind them.
+_ITEMS: dict[str, Callable[[Mapping[str, Any], date], Iterator[EvidenceItem]]] = {
+    "hosts": _host_items,
+    "waiting": _sample_items("waiting"),
+    "lost": _sample_items("lost"),
+    "models": _model_items,
+    "gpus": _gpu_items,
+    "pools": _pool_items,
+    "differences": _difference_items("differences"),
+    "cents": _difference_items("cents"),
+    **{kind: _payer_items(kind) for kind in close_texts.UNMAPPED},
+}

@@ -1,0 +1,79 @@
+"""Define texts of the page on which a month is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+HOST = "host {host}"
+SAMPLES = {
+    "waiting": "host {host} still owes samples of {hours} hours",
+    "lost": "host {host} lost {lost_seconds} s of samples in {hours} hours",
+}
+UNPRICED = "{model} has no price"
+UNMAPPED = {
+    "unmapped projects": "project {name} has no cost centre: its lead or finance names one",
+    "unmapped dedicated pools": "dedicated pool {name} has no cost centre: finance names one",
+    "teams that pay for idle time without a cost centre": (
+        "team {name} pays for idle time and has no cost centre"
+    ),
+}
+WRONG_SECONDS = "GPU {gpu} of host {host}: {slot_seconds} slot-seconds are charged, {expected} are right"
+UNBALANCED = "pool {pool}: {left} and {cost}"
+PROPOSED = "{month:%B %Y} is proposed. Another person can close it until {until:%-d %b %H:%M} UTC."
+CLOSERS = {False: "finance", True: "another person, within 3 days"}
+STEP_NAMES = {
+    "checks": "Checks",
+    "look": "Look",
+    "propose": "Propose",
+    "close": "Close",
+    "closed": "Closed",
+}
+
+
+def close_steps(
+    *,
+    passed: int,
+    checks: int,
+    statements: int,
+    proposer: str,
+    closer: str,
+    over: bool,
+    two_people: bool,
+) -> list[dict[str, Any]]:
+    """Return the steps of a close for the component ``steps``.
+
+    ``proposer`` and ``closer`` are names; they are empty if the step is not done.
+    """
+    signed = bool(proposer or closer)
+    ready = over and passed == checks
+    details: Mapping[str, str] = {
+        "checks": f"{passed} of {checks} pass",
+        "look": f"{statements} statements",
+        "propose": proposer or "first person",
+        "close": closer or CLOSERS[two_people],
+        "closed": "for good",
+    }
+    done = {
+        "checks": ready or signed,
+        "look": signed,
+        "propose": bool(proposer),
+        "close": bool(closer),
+        "closed": bool(closer),
+    }
+    names = [name for name in STEP_NAMES if two_people or name != "propose"]
+    present = next((name for name in names if not done[name]), "")
+    return [
+        {
+            "name": STEP_NAMES[name],
+            "detail": details[name],
+            "state": "done" if done[name] else "now" if name == present else "todo",
+        }
+        for name in names
+    ]
+
+
+def proposed(month: Any, until: datetime) -> str:
+    """Return the sentence after a proposal."""
+    return PROPOSED.format(month=month, until=until)

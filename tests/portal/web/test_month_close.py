@@ -1,0 +1,120 @@
+"""Test the page on which a month is closed: rehearsal, evidence behind each check, and two people."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from portal.models import Organisation, User
+from portal.reads.money.close_evidence import check_evidence, rehearse_close
+from scheduler.models import Workload
+from telemetry.models import Charge, ChargedUntil, CloseProposal, CostCentreStatement, Statement
+from tests.portal.charged_january import MONTH, START, charged
+from tests.telemetry.rows import insert_copy
+from tests.world import World
+
+__all__ = ["charged"]
+pytestmark = pytest.mark.django_db
+JANUARY = START.date()
+
+
+def client_of(user: User) -> Client:
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def close_page(user: User, **query: Any) -> str:
+    return client_of(user).get(reverse("month-close", args=[MONTH]), query).content.decode()
+
+
+def test_a_rehearsal_runs_every_check_with_the_audit_and_changes_nothing(
+    world: World, charged: Workload
+) -> None:
+    without, audited = close_page(world.finance), close_page(world.finance, rehearse="1")
+    assert "every line agrees with the facts" not in without
+    assert "every line agrees with the facts" in audited
+    assert "12 of 12 pass" in audited
+    assert Statement.objects.get(month=JANUARY).state == "open"
+    assert not CostCentreStatement.objects.exists()
+
+
+def test_a_month_that_is_not_over_can_be_rehearsed(world: World, charged: Workload) -> None:
+    this_month = f"{timezone.now():%Y-%m}"
+    response = client_of(world.finance).get(reverse("month-close", args=[this_month]), {"rehearse": "1"})
+    text = response.content.decode()
+    assert response.status_code == 200
+    assert "This month is not over" in text and "Close it for good" not in text
+
+
+def test_a_line_that_the_audit_finds_is_linked(world: World, charged: Workload) -> None:
+    line = Charge.objects.filter(bucket="used").earliest("pk")
+    twice = insert_copy(line)
+    found = rehearse_close(JANUARY, timezone.now(), audit=True)
+    urls = {item.url for check in found.checks for item in check_evidence(check, JANUARY)}
+    assert urls & {reverse("charge-line", args=[pk]) for pk in (line.pk, twice.pk)}
+    assert {check["check"] for check in found.checks if not check["ok"]} >= {
+        "every line agrees with the facts"
+    }
+
+
+def test_hosts_whose_gpus_are_not_charged_are_linked(world: World, charged: Workload) -> None:
+    alpha = world.hosts["alpha"]
+    ChargedUntil.objects.filter(gpu__host=alpha).update(until=START + timedelta(days=3))
+    text = close_page(world.finance)
+    assert f'<a href="{reverse("host", args=["alpha"])}">host alpha</a>' in text
+
+
+def test_a_project_without_a_cost_centre_is_linked_with_who_must_act(world: World) -> None:
+    check = {"check": "x", "ok": False, "figures": {"unmapped projects": ["Fold"]}}
+    [item] = check_evidence(check, JANUARY)
+    assert item.text == "project Fold has no cost centre: its lead or finance names one"
+    assert item.url == reverse("budgets")
+
+
+def test_figures_without_evidence_have_no_links() -> None:
+    for figures in ({}, {"due": 0}, {"hosts": []}, {"differences": []}, {"waiting": [], "lost": []}):
+        assert check_evidence({"check": "x", "ok": True, "figures": figures}, JANUARY) == []
+
+
+def test_one_person_closes_a_month_on_the_page(world: World, charged: Workload) -> None:
+    address = reverse("month-close", args=[MONTH])
+    client = client_of(world.finance)
+    answer = client.post(address, {"verb": "close", "why": "complete"}, follow=True).content.decode()
+    assert "January 2026 is closed and cannot change any more" in answer
+    assert Statement.objects.get(month=JANUARY).closed_by == world.finance
+    assert "Rehearse" not in answer and "Its statements" in answer
+
+
+def test_two_people_close_a_month_on_the_page(world: World, charged: Workload) -> None:
+    Organisation.objects.update(two_step_close=True)
+    address, auditor = reverse("month-close", args=[MONTH]), world.people["auditor"]
+    assert "Propose to close it" in close_page(world.finance)
+    assert "Propose to close it" not in close_page(auditor)
+    client_of(world.finance).post(address, {"verb": "propose", "why": "complete"})
+    proposal = CloseProposal.objects.get()
+    shown = close_page(world.finance)
+    assert f"{world.finance.username} proposed to close it" in shown and "Close it for good" not in shown
+    refused = client_of(world.finance).post(address, {"verb": "close"})
+    assert refused.status_code == 400 and "because you proposed it" in refused.content.decode()
+    assert "Close it for good" in close_page(auditor)
+    client_of(auditor).post(address, {"verb": "close"})
+    statement = Statement.objects.get(month=JANUARY)
+    assert (statement.proposed_by, statement.closed_by) == (proposal.proposed_by, auditor)
+
+
+def test_the_api_rehearses_and_proposes_a_close(world: World, charged: Workload) -> None:
+    Organisation.objects.update(two_step_close=True)
+    client = client_of(world.finance)
+    found = client.get(f"/api/v1/statements/{MONTH}/checks/", {"audit": "true"}).json()
+    assert (found["over"], found["audited"], found["closed"], found["proposal"]) == (True, True, False, None)
+    assert {"cost_centre": "CC-vision", "total": "100.00"} in found["statements"]
+    made = client.post(f"/api/v1/statements/{MONTH}/propose/", {}, "application/json")
+    assert made.status_code == 201 and made.json()["proposed_by"] == world.finance.username
+    again = client.get(f"/api/v1/statements/{MONTH}/checks/").json()
+    assert again["proposal"]["expires_at"] > again["proposal"]["proposed_at"]
