@@ -40,7 +40,10 @@ WRITERS = {
 # This module may create rows of every model: it writes the demo's simulated past directly as history.
 DEMO_HISTORY = "demo/past_rows.py"
 # Modules that build an instance for a preview and never save it.
-UNSAVED = {"Workload": ("scheduler/reads/previews.py",)}
+UNSAVED = {
+    "CostCentreStatement": ("telemetry/exports/documents/month_documents.py",),
+    "Workload": ("scheduler/reads/previews.py",),
+}
 CREATING_METHODS = {"create", "bulk_create", "get_or_create", "update_or_create"}
 
 

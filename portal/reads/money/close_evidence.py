@@ -123,7 +123,12 @@ def _gpu_items(check: Mapping[str, Any], month: date) -> Iterator[EvidenceItem]:
     for entry in check["figures"]["gpus"]:
         if isinstance(entry, dict):  # version 0.1 stored other figures
             host = entry.get("host", "")
-            text = close_texts.WRONG_SECONDS.format(**{**entry, "host": host})
+            text = close_texts.WRONG_SECONDS.format(
+                gpu=entry["gpu"],
+                host=host,
+                slot_seconds=entry["slot_seconds"],
+                expected=entry["expected"],
+            )
             yield EvidenceItem(text, reverse("host", args=[host]) if host else "")
 
 
@@ -131,7 +136,8 @@ def _pool_items(check: Mapping[str, Any], month: date) -> Iterator[EvidenceItem]
     for entry in check["figures"]["pools"]:
         if entry["left"] != entry["cost"]:
             url = f"{reverse('chargeback')}?{urlencode({'month': f'{month:%Y-%m}', 'by': 'pool'})}"
-            yield EvidenceItem(close_texts.UNBALANCED.format(**entry), url)
+            text = close_texts.UNBALANCED.format(pool=entry["pool"], left=entry["left"], cost=entry["cost"])
+            yield EvidenceItem(text, url)
 
 
 def _difference_items(name: str) -> Callable[[Mapping[str, Any], date], Iterator[EvidenceItem]]:

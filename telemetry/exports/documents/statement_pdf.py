@@ -51,6 +51,7 @@ def statement_pdf(document: StatementDocument, decimals: int, texts: DocumentTex
     return cast(bytes, file)
 
 
+# Not split: the function builds one dict for the template, whose values share the document and its texts.
 def statement_data(document: StatementDocument, decimals: int, texts: DocumentTexts) -> dict[str, Any]:
     """Return the data of ``statement.typ``. All numbers are texts, except the sizes of the parts.
 

@@ -27,6 +27,7 @@ from tests.portal.charged_january import MONTH, charged
 from tests.world import World
 
 __all__ = ["charged"]
+pytestmark = pytest.mark.django_db
 JANUARY = date(2026, 1, 1)
 AFTER = datetime(2026, 2, 10, tzinfo=UTC)
 ROW = DocumentRow(
@@ -137,7 +138,6 @@ def test_amounts_have_the_decimals_of_the_currency(decimals: int, amount: str, s
     assert statement_pdf(document, decimals, document_texts())
 
 
-@pytest.mark.django_db
 def test_a_statement_with_many_workloads_has_the_same_sums_in_fewer_rows(
     world: World, charged: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +153,6 @@ def test_a_statement_with_many_workloads_has_the_same_sums_in_fewer_rows(
     assert document_texts().work(several) == "38 workloads"
 
 
-@pytest.mark.django_db
 def test_the_archive_has_the_statement_of_each_cost_centre(world: World, charged: Workload) -> None:
     for state in ("open", "closed"):
         if state == "closed":
@@ -166,7 +165,6 @@ def test_the_archive_has_the_statement_of_each_cost_centre(world: World, charged
             assert archive.read(name) == download(world.finance, "pdf", cost_centre=code)
 
 
-@pytest.mark.django_db
 def test_a_statement_of_an_open_month_has_the_present_names_and_charges(
     world: World, charged: Workload
 ) -> None:
@@ -178,7 +176,6 @@ def test_a_statement_of_an_open_month_has_the_present_names_and_charges(
     assert document.teams == (world.vision.team.name,)
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("role", "kind", "where", "status"),
     [
