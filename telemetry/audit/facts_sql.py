@@ -56,7 +56,7 @@ holds AS MATERIALIZED (
         coalesce({seconds("upper(allocation.period)")}, {NEVER}) AS e,
         lost.bucket AS lost_bucket, {seconds("lost.since")} AS lost_from,
         allocation.workload_id AS workload, workload.type AS workload_type, workload.simulated,
-        workload.owner_id AS person, project.id AS project, project.team_id AS team
+        workload.priority, workload.owner_id AS person, project.id AS project, project.team_id AS team
     FROM scheduler_allocation AS allocation
     JOIN scheduler_unit AS unit ON unit.id = allocation.unit_id
     JOIN scheduler_run AS run ON run.id = allocation.run_id

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Q
@@ -20,6 +21,7 @@ from telemetry.budgets.budget_periods import next_period, period_end, period_of
 from telemetry.budgets.commitments import current_cost_centres
 from telemetry.budgets.spending import period_spend, scope_of
 from telemetry.core.amounts import MICRO, round_amount
+from telemetry.core.currencies import smallest_unit
 from telemetry.models import Budget, BudgetAction, BudgetAlert, BudgetForecast, BudgetMeasure, BudgetPeriod
 from telemetry.money.billing_months import billing_calendar
 
@@ -85,14 +87,7 @@ def _set_gates(exhausted: Sequence[tuple[Budget, Decimal]], now: datetime) -> No
     for (team, project, action), (budget, spent) in required.items():
         close_budget_gate(
             action=action,
-            numbers={
-                "limit": str(budget.amount),
-                "spent": str(round_amount(spent)),
-                "month": budget.month.isoformat(),
-                "measure": budget.measure,
-                **({} if budget.period == BudgetPeriod.MONTH else {"period": budget.period}),
-                **({"cost_centre": budget.cost_centre} if budget.cost_centre else {}),
-            },
+            numbers=_gate_numbers(budget, spent),
             until=period_end(budget.period, budget.month),
             now=now,
             team=None if team is None else teams[team],
@@ -103,6 +98,19 @@ def _set_gates(exhausted: Sequence[tuple[Budget, Decimal]], now: datetime) -> No
             for team, project in _gate_owners(budget, centres):
                 stop_running_work(team=team, project=project, now=now)
     _open_unneeded_gates(set(required))
+
+
+def _gate_numbers(budget: Budget, spent: Decimal) -> dict[str, Any]:
+    """Return the values for the sentence of a gate that a budget closes."""
+    return {
+        "limit": str(budget.amount),
+        "spent": str(round_amount(spent, smallest_unit(scope_of(budget).currency))),
+        "month": budget.month.isoformat(),
+        "measure": budget.measure,
+        **({"currency": budget.currency} if budget.measure == BudgetMeasure.MONEY else {}),
+        **({} if budget.period == BudgetPeriod.MONTH else {"period": budget.period}),
+        **({"cost_centre": budget.cost_centre} if budget.cost_centre else {}),
+    }
 
 
 def _gate_action(budget: Budget) -> str:

@@ -19,7 +19,8 @@ _CHARGES = """
     SELECT s.id AS statement_id, c.pool_id, c.cost_centre, c.team_id, c.project_id, c.workload_type, c.model,
         c.bucket, nullif(date_trunc('month', c.day)::date, c.month) AS corrected_month,
         c.user_id, c.workload_id, c.day, c.user_name, c.workload_name,
-        c.slot_seconds, c.cost, c.charged, e.covered_slot_seconds, e.used_slot_seconds
+        c.slot_seconds, c.cost, c.charged, e.covered_slot_seconds, e.used_slot_seconds,
+        s.currency AS statement_currency
     FROM telemetry_charge c JOIN telemetry_statement s ON s.month = c.month
     LEFT JOIN telemetry_chargeevidence e ON e.charge_id = c.id"""
 _ADDED_CHARGES = f"WITH charges AS ({_CHARGES} WHERE c.id = ANY(%(charges)s))"
@@ -28,9 +29,12 @@ _ADD_TO_LINES = f"""
 {_ADDED_CHARGES}
 INSERT INTO telemetry_statementline AS line (
     statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket, corrected_month,
-    idle_share, shared_out, due, pool_name, team_name, project_name,
+    currency, idle_share, shared_out, due, pool_name, team_name, project_name,
     slot_seconds, cost, charged, cost_cents, charged_cents, used_cents, idle_cents)
 SELECT statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket, corrected_month,
+    -- A correction has the currency of the month that it corrects.
+    coalesce((SELECT nullif(currency, '') FROM telemetry_statement WHERE month = corrected_month),
+        min(statement_currency)),
     false, false, true, '', '', '',
     sum(slot_seconds), sum(cost), sum(charged), 0, 0, 0, 0
 FROM charges GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9 ORDER BY 1, 2, 3, 4, 5, 6, 7, 8, 9

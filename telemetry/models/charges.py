@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import date
+from decimal import Decimal
 
 from django.conf import settings
 from django.db import models
 from django.db.models import F, Q
 
 from scheduler.models import Allocation, Gpu, HostStateChange, Pool, Project, Reservation, Team, Workload
+from telemetry.core.amounts import MICRO, round_amount
 from telemetry.core.billing_calendar import corrected_month
-from telemetry.models.prices import Price
+from telemetry.models.prices import Price, PriceFactor
 
 
 class ChargeBucketChoices(models.TextChoices):
@@ -67,6 +69,22 @@ class Charge(models.Model):
     workload_type = models.CharField(max_length=12, default="")
     cost_centre = models.CharField(max_length=40, default="")
     price = models.ForeignKey(Price, null=True, on_delete=models.PROTECT, related_name="+")
+    priority_factor = models.ForeignKey(
+        PriceFactor,
+        null=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        db_index=False,
+        help_text="factor of the priority on the price; empty: 1",
+    )
+    type_factor = models.ForeignKey(
+        PriceFactor,
+        null=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        db_index=False,
+        help_text="factor of the workload type on the price; empty: 1",
+    )
     cost = models.DecimalField(
         max_digits=18, decimal_places=6, help_text="cost of these slot-seconds to the owner"
     )
@@ -108,6 +126,19 @@ class Charge(models.Model):
             models.Index(fields=["month"], condition=Q(corrects__isnull=False), name="correcting_charges"),
             models.Index(fields=["month"], condition=Q(simulated=True), name="simulated_charges"),
         ]
+
+    @property
+    def price_factor(self) -> Decimal:
+        """Return the product of the factors on the price; 1 without factors."""
+        of_priority = self.priority_factor.factor if self.priority_factor else Decimal(1)
+        return of_priority * (self.type_factor.factor if self.type_factor else Decimal(1))
+
+    @property
+    def work_price(self) -> Decimal | None:
+        """Return the price of a GPU-hour with its factors, rounded to six decimals; None without a price."""
+        if self.price is None:
+            return None
+        return round_amount(self.price.price_per_gpu_hour * self.price_factor, MICRO)
 
 
 class ChargeEvidence(models.Model):

@@ -95,6 +95,8 @@ def charge_rows(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
             gpu_id=line.gpu.id,
             model=line.gpu.model,
             price_id=line.piece.rate.id if line.piece.rate else None,
+            priority_factor_id=line.piece.factor.priority_factor if line.piece.factor else None,
+            type_factor_id=line.piece.factor.type_factor if line.piece.factor else None,
             cost=line.piece.cost,
             charged=line.piece.charged,
             corrects_id=line.corrects,

@@ -25,6 +25,7 @@ from telemetry.core.charge_model import (
 )
 from telemetry.core.charge_pieces import lost_time
 from telemetry.money.billing_months import billing_calendar
+from telemetry.money.pricing.price_factors import load_price_factors
 from telemetry.money.rate_card import load_rates
 from telemetry.money.refund_limits import load_refund_limits
 
@@ -82,6 +83,7 @@ def load_charging_inputs(
 def _load_holds(gpus: dict[int, GpuChargingInputs], period: TimestamptzRange) -> dict[int, list[GpuHold]]:
     found: dict[int, list[GpuHold]] = defaultdict(list)
     limits = load_refund_limits({gpu.pool for gpu in gpus.values()})
+    factors = load_price_factors()
     rows = Allocation.objects.filter(unit__gpu__in=gpus, period__overlap=period).values_list(
         "id",
         "unit__gpu_id",
@@ -91,8 +93,11 @@ def _load_holds(gpus: dict[int, GpuChargingInputs], period: TimestamptzRange) ->
         "end_code",
         "run__checkpoint_at",
         "workload__kind",
+        "workload__priority",
+        "workload__type",
     )
-    for allocation, gpu, slots, held, reservation, end_code, checkpoint, kind in rows.order_by("id"):
+    for row in rows.order_by("id"):
+        allocation, gpu, slots, held, reservation, end_code, checkpoint, kind, priority, workload_type = row
         lost = None
         if held.upper is not None:
             lost = lost_time(
@@ -114,6 +119,8 @@ def _load_holds(gpus: dict[int, GpuChargingInputs], period: TimestamptzRange) ->
                 reservation=reservation,
                 lost_from=lost[0] if lost else None,
                 lost_bucket=lost[1] if lost else None,
+                # The window of a reservation is charged whether used or not, so its price has no factor.
+                factors=() if reservation else factors.steps(gpus[gpu].pool, priority, workload_type),
             )
         )
     return found
