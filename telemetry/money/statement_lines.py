@@ -37,7 +37,6 @@ class StatementEntry:
     used_share: float | None
     amount: Decimal
     cost: Decimal
-    currency: str
 
 
 def statement_lines(month: date) -> list[StatementEntry]:
@@ -106,7 +105,6 @@ def _position(entry: StatementEntry) -> tuple[object, ...]:
     """Return the sort key of a line. Corrections come last; the columns decide from left to right."""
     return (
         entry.corrected_month is not None,
-        entry.currency if entry.corrected_month else "",
         entry.pool,
         entry.cost_centre,
         entry.team,
@@ -138,7 +136,6 @@ def _open_entry(row: StatementLine) -> StatementEntry:
         used_share=used / covered if covered and covered > 0 and used is not None else None,
         amount=row.charged_cents,
         cost=row.cost_cents,
-        currency=row.currency,
     )
 
 
@@ -157,5 +154,4 @@ def _frozen_entry(row: StatementLine) -> StatementEntry:
         used_share=row.used_share,
         amount=row.charged_cents,
         cost=row.cost_cents,
-        currency=row.currency,
     )

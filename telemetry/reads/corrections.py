@@ -27,7 +27,6 @@ class CorrectionBlock:
     gpu_hours: float
     charged: Decimal
     cost: Decimal
-    currency: str
     causes: tuple[tuple[str, Mapping[str, Any]], ...]
 
 
@@ -53,7 +52,6 @@ def correction_blocks(
             gpu_hours=group.gpu_hours,
             charged=group.charged,
             cost=group.cost,
-            currency=group.currency,
             causes=tuple(causes[group.key, group.corrected_month]),
         )
         for group in table.corrections

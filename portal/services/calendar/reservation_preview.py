@@ -20,8 +20,6 @@ from portal.services.money import rate_card
 from scheduler import services as scheduling
 from scheduler.models import Pool, Project
 from telemetry.core.amounts import round_amount
-from telemetry.core.currencies import smallest_unit
-from telemetry.reads.prices import load_current_prices
 
 
 def preview_reservation(
@@ -47,7 +45,7 @@ def preview_reservation(
     - ``gpus``: the size in whole GPUs.
     - ``price``: the price of the whole window. ``price_per_hour``: the price of all requested GPUs for one
       hour. Both are None if a model has no price.
-    - ``currency``: the currency of the present month.
+    - ``currency``: the organisation's currency.
     - ``warnings``: sentences about circumstances that do not prevent the reservation.
     """
     policy.require(actor, "reservation.request", project)
@@ -57,10 +55,11 @@ def preview_reservation(
     check_time_for_approval(request, now)
     with metered_planning(actor, now):
         answer = scheduling.check_window(now=now, owner=actor, **request.columns)
-    prices = load_current_prices(now)
-    price = rate_card.gpu_hour_price(prices, pool, request.models_wanted or gpu_models_of_pool(pool))
-    unit, count = smallest_unit(prices.currency), Decimal(str(request.gpus))
+    price = rate_card.gpu_hour_price(
+        pool=pool, models=request.models_wanted or gpu_models_of_pool(pool), now=now
+    )
     hours = Decimal(int((request.end - request.start).total_seconds())) / 3600
+    per_hour = None if price is None else round_amount(price * Decimal(str(request.gpus)))
     return {
         "fits": answer.fits,
         "code": answer.code,
@@ -68,9 +67,9 @@ def preview_reservation(
         "windows": alternative_windows_of(answer),
         "needs_approval": request.needs_approval,
         "gpus": request.gpus,
-        "price_per_hour": None if price is None else round_amount(price * count, unit),
-        "price": None if price is None else round_amount(price * count * hours, unit),
-        "currency": prices.currency,
+        "price_per_hour": per_hour,
+        "price": None if price is None else round_amount(price * Decimal(str(request.gpus)) * hours),
+        "currency": rate_card.organisation_currency(),
         "warnings": reservation_warnings(request),
     }
 

@@ -14,7 +14,7 @@ from portal.models import User
 from portal.reads.money import cost_totals
 from portal.reads.work import utilisation
 from portal.reads.work.workload_details import WorkloadDetails
-from portal.web.components.quantities import gpu_model, money, money_sums, percent, short_duration
+from portal.web.components.quantities import gpu_model, money, percent, short_duration
 from portal.web.work import attempts
 from portal.web.work.workload_log import LOG_TAIL_BYTES, log_state, requested_run
 from portal.wording.pages import workload_pages
@@ -23,7 +23,6 @@ from scheduler.models import Workload
 from scheduler.runs import logs
 from scheduler.state.states import WorkloadState
 from telemetry.core.amounts import round_amount
-from telemetry.core.currencies import smallest_unit
 
 TABS = (
     ("log", "Log"),
@@ -165,10 +164,7 @@ def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
 
 def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> dict[str, Any]:
     lines = cost_totals.charge_lines_of(workload.pk)
-    written: dict[str, Decimal] = {}
-    for line in lines:
-        written[line["currency"]] = written.get(line["currency"], Decimal(0)) + line["amount"]
-    written = written or {currency: Decimal(0)}
+    written = sum((line["amount"] for line in lines), Decimal(0))
     rows = [
         [
             f"{line['day']:%d %b %Y}",
@@ -176,7 +172,7 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
             + (workload_pages.CORRECTED.format(month=line["corrected"]) if line["corrected"] else ""),
             gpu_model(line["model"]),
             _gpu_hours_figure(line["seconds"]),
-            money(line["amount"], line["currency"]),
+            money(line["amount"], currency),
         ]
         for line in lines
     ]
@@ -191,15 +187,15 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
             {"label": "Charged", "numeric": True},
         ],
         "rows": rows,
-        "total": ["Total", "", "", "", money_sums(written)],
+        "total": ["Total", "", "", "", money(written, currency)],
         "empty": workload_pages.NOTHING_CHARGED,
     }
     readings = [
         {
             "label": "Total cost" if workload.state == WorkloadState.ENDED else "So far",
-            "value": money_sums(so_far),
+            "value": money(so_far, currency),
         },
-        {"label": "Already charged", "value": money_sums(written)},
+        {"label": "Already charged", "value": money(written, currency)},
     ]
     return {"cost_table": table, "cost_readings": readings + _price_readings(workload, details, currency)}
 
@@ -211,8 +207,7 @@ def _price_readings(workload: Workload, details: WorkloadDetails, currency: str)
     """
     if workload.state == WorkloadState.ENDED or details.price_per_hour is None:
         return []
-    exact = details.price_per_hour * workload.max_runtime_seconds / 3600
-    most = money(round_amount(exact, smallest_unit(currency)), currency)
+    most = money(round_amount(details.price_per_hour * workload.max_runtime_seconds / 3600), currency)
     return [
         {
             "label": "Per hour now" if details.held else workload_pages.PRICE_LATER_LABEL,

@@ -1,1 +1,0 @@
-"""Find the currency of a month, and the factors on the price of work."""
