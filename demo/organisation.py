@@ -19,6 +19,7 @@ from django.db import transaction
 
 from demo import job_scripts
 from portal.models import Membership, Organisation, Template, User
+from portal.services.money.billing_currency import set_first_currency
 from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Host, Pool, Project, Quota, Team
@@ -138,11 +139,11 @@ def _create_rows(now: datetime, past_until: datetime | None) -> list[dict[str, s
     Organisation.objects.create(
         name="Northern Research Institute",
         time_zone=TIME_ZONE,
-        currency="EUR",
         tax_text="internal allocation, no VAT",
         two_step_close=True,
         simulated_history_until=past_until,
     )
+    set_first_currency("EUR", now)
     teams = _create_teams_and_projects(now)
     pools = _create_pools(teams, now)
     _create_hosts(pools, now)

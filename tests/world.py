@@ -154,7 +154,7 @@ def world(request: pytest.FixtureRequest, world_transaction: None, db: None) -> 
 
 def build_world(now: dt.datetime) -> World:
     """Write the organisation as of ``now``: its hosts are alive and have just synchronised."""
-    organisation = Organisation.objects.create(name="Kestrel Labs", time_zone="UTC", currency="EUR")
+    organisation = Organisation.objects.create(name="Kestrel Labs", time_zone="UTC")
     Leader.objects.get_or_create(id=1)
     teams = make_teams(TEAMS, now)
     shared = Pool.objects.create(slug="shared", name="Shared", kind="dynamic", created_at=now)

@@ -9,7 +9,7 @@ from portal.api.calendar import views as calendar
 from portal.api.fleet import gpu_geometry, health_rules, recordings, repairs, volumes
 from portal.api.fleet import removal as fleet_removal
 from portal.api.fleet import views as fleet
-from portal.api.money import close, documents, exports, payers
+from portal.api.money import close, documents, exports, payers, rate_card
 from portal.api.money import views as money
 from portal.api.people import removal as own_removal
 from portal.api.people import views as own
@@ -126,5 +126,7 @@ urlpatterns = [
     path("refund-limits/", payers.RefundLimitListView.as_view()),
     path("cost-centres/", payers.CostCentreListView.as_view()),
     path("prices/", money.PriceListView.as_view()),
+    path("price-factors/", rate_card.PriceFactorListView.as_view()),
+    path("currencies/", rate_card.BillingCurrencyListView.as_view()),
     path("budgets/", money.BudgetListView.as_view()),
 ]

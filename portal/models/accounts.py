@@ -17,7 +17,6 @@ class Organisation(models.Model):
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     name = models.CharField(max_length=80)
     time_zone = models.CharField(max_length=60, default="UTC")
-    currency = models.CharField(max_length=3, default="EUR")
     tax_text = models.CharField(
         max_length=300, default="", blank=True, help_text="tax note on each statement of a cost centre"
     )

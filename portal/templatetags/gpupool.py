@@ -12,6 +12,7 @@ register = template.Library()
 
 register.filter("duration", quantities.short_duration)
 register.filter(quantities.money)
+register.filter(quantities.amount)
 register.filter(quantities.measured)
 register.filter(quantities.percent)
 register.filter(quantities.grouped)

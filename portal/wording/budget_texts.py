@@ -6,6 +6,7 @@ from datetime import date
 from decimal import Decimal
 
 from portal.wording.formatting import Numbers
+from telemetry.core.currencies import decimals_of
 from telemetry.reads.budget_status import BudgetStatus, ForecastRange
 
 
@@ -29,7 +30,8 @@ def forecast_record(forecast: ForecastRange | None, period: str) -> str:
 def request_summary(payload: Numbers) -> str:
     """Return a short text for a requested budget, such as ``a budget of 500.00 for March 2026``."""
     period = period_name(str(payload.get("period")), date.fromisoformat(str(payload.get("month"))))
-    amount = _amount(Decimal(str(payload.get("amount"))), str(payload.get("measure")))
+    unit = str(payload.get("currency") or payload.get("measure"))
+    amount = _amount(Decimal(str(payload.get("amount"))), unit)
     return f"a budget of {amount} for {period}"
 
 
@@ -37,16 +39,19 @@ def request_effect(team: str, payload: Numbers, status: BudgetStatus | None) -> 
     """Return sentences about the effect of a requested budget. ``status`` is the present budget."""
     if status is None:
         return f"{team} has no such budget now. When it is used up, people are only notified."
-    measure = status.measure
+    unit = status.unit
     expected = ""
     if status.range is not None:
-        low, high = _amount(status.range.low, measure), _amount(status.range.high, measure)
-        expected = f" {_amount(status.range.expected, measure)} are forecast ({low} to {high})."
+        low, high = _amount(status.range.low, unit), _amount(status.range.high, unit)
+        expected = f" {_amount(status.range.expected, unit)} are forecast ({low} to {high})."
     return (
-        f"{team} has {_amount(status.amount, measure)} now, of which {_amount(status.spent, measure)} are "
+        f"{team} has {_amount(status.amount, unit)} now, of which {_amount(status.spent, unit)} are "
         f"spent.{expected}"
     )
 
 
-def _amount(amount: Decimal, measure: str) -> str:
-    return f"{amount:,.2f} GPU-hours" if measure == "gpu_hours" else f"{amount:,.2f}"
+def _amount(amount: Decimal, unit: str) -> str:
+    """Return an amount with its decimals. ``unit`` is "gpu_hours", a currency, or "money" in old requests."""
+    if unit == "gpu_hours":
+        return f"{amount:,.2f} GPU-hours"
+    return f"{amount:,.{decimals_of(unit)}f}{'' if unit == 'money' else f' {unit}'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 from portal.wording.formatting import local_time_text
+from portal.wording.money_texts import factor_subject
 from portal.wording.pages import money_pages
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from telemetry.models import Charge, ChargeBucketChoices, Price
@@ -25,11 +26,21 @@ def bucket_label(line: Charge) -> str:
     return str(line.get_bucket_display())
 
 
-def formula(slots: int, seconds: int, price: Price | None, amount: Decimal | None) -> str:
-    """Return the computation of an amount, such as ``840/840 x 3,600 s / 3,600 x 2.400000 = 2.400000``."""
-    if price is None or amount is None:
+def formula(line: Charge, seconds: int, amount: Decimal | None) -> str:
+    """Return the computation of an amount, such as ``840/840 x 3,600 s / 3,600 x 2.400000 = 2.400000``.
+
+    The factors follow the price: ``2.400000 x 0.8000 (priority low)``.
+    """
+    if line.price is None or amount is None:
         return "No price was in force, so nothing can be charged."
-    return f"{slots}/{SLOTS_PER_GPU} × {seconds:,} s / 3,600 × {price.price_per_gpu_hour:f} = {amount:f}"
+    factors = [row for row in (line.priority_factor, line.type_factor) if row is not None]
+    price = " × ".join(
+        [
+            f"{line.price.price_per_gpu_hour:f}",
+            *(f"{row.factor:f} ({factor_subject(row)})" for row in factors),
+        ]
+    )
+    return f"{line.slots}/{SLOTS_PER_GPU} × {seconds:,} s / 3,600 × {price} = {amount:f}"
 
 
 def amount_sentences(is_charged: bool, bucket: str, rounding: Decimal) -> list[str]:
@@ -49,7 +60,8 @@ def price_in_force(price: Price | None) -> str:
     if price is None:
         return "none"
     where = f" in {price.pool.name}" if price.pool else ""
-    return f"{price.price_per_gpu_hour:f} per GPU-hour{where}, from {local_time_text(price.valid_from)}"
+    start = local_time_text(price.valid_from)
+    return f"{price.currency} {price.price_per_gpu_hour:f} per GPU-hour{where}, from {start}"
 
 
 def attempt(number: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Describe the refund of lost work, and the head of a statement of a cost centre."""
+"""Describe price factors, the refund of lost work, and the head of a statement of a cost centre."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from portal.wording.formatting import duration
+from portal.wording.formatting import PRIORITY_WORDS, duration
 from portal.wording.pages.statement_texts import WITHOUT_WORKLOAD
-from telemetry.models import Statement
+from telemetry.models import PriceFactor, Statement
 from telemetry.reads.statement_document import DocumentRow, StatementDocument
+
+
+def factor_subject(factor: PriceFactor) -> str:
+    """Return the work to which a factor applies: ``priority low`` or ``type training``."""
+    if factor.priority is None:
+        return f"type {factor.workload_type}"
+    return f"priority {PRIORITY_WORDS[factor.priority]}"
+
+
+def factor_label(factor: PriceFactor) -> str:
+    """Return the label of a factor in a list of facts, such as ``Factor, priority low``."""
+    return f"Factor, {factor_subject(factor)}"
 
 
 def refund_limit_text(minutes: int | None) -> str:

@@ -96,7 +96,8 @@ REASONS: dict[str, SentenceBuilder] = {
         f"The {BUDGET_PERIODS.get(str(f.get('period')), '')}budget"
         f"{f.plain(' of cost centre ', 'cost_centre')}"
         f"{' of GPU-hours' if f.get('measure') == 'gpu_hours' else ''} is used "
-        f"up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}. Finance can raise it."
+        f"up{f.plain(': ', 'spent')}{f.plain(' of ', 'limit')}{f.plain(' ', 'currency')}."
+        " Finance can raise it."
     ),
     "dependency": lambda f: (
         f"It waits for {f.dependency_name()} to {reason_parts.dependency_condition(f)}"

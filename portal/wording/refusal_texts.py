@@ -193,6 +193,7 @@ REFUSALS: dict[str, Sentence] = {
     "cost_centre_exists": "valid_from is {valid_from}; {subject} has a cost centre from that time already.",
     "refund_limit_exists": "valid_from is {valid_from}; {pool} has a refund limit from that time already.",
     "price_exists": "valid_from is {valid_from}; {model} has a price from that time already.",
+    "price_factor_exists": "valid_from is {valid_from}; {subject} has a factor from that time already.",
     # people
     "last_operator": "{name} is the last operator; make somebody else one first.",
     "accounts_exist": "This portal has accounts already; sign in instead.",

@@ -56,7 +56,7 @@ holds AS MATERIALIZED (
         coalesce({seconds("upper(allocation.period)")}, {NEVER}) AS e,
         lost.bucket AS lost_bucket, {seconds("lost.since")} AS lost_from,
         allocation.workload_id AS workload, workload.type AS workload_type, workload.simulated,
-        workload.owner_id AS person, project.id AS project, project.team_id AS team
+        workload.priority, workload.owner_id AS person, project.id AS project, project.team_id AS team
     FROM scheduler_allocation AS allocation
     JOIN scheduler_unit AS unit ON unit.id = allocation.unit_id
     JOIN scheduler_run AS run ON run.id = allocation.run_id
@@ -84,21 +84,14 @@ holds AS MATERIALIZED (
       AND allocation.slots && int8range(%(low_gpu)s * 840, (%(high_gpu)s + 1) * 840)
       AND allocation.period && tstzrange(%(first)s, %(end)s)
 ),
-hold_parts AS MATERIALIZED (
-    SELECT gpu, part.bucket, allocation, reservation, first_slot, last_slot, part.s, part.e
-    FROM holds CROSS JOIN LATERAL (VALUES ('used', s, least(e, lost_from)), (lost_bucket, lost_from,
-        e)) AS part (bucket, s, e)
-    WHERE part.s < part.e
-),
--- The days that each part touches. Materialised: a join of parts and days by the GPU alone is far larger.
-hold_days AS MATERIALIZED (
-    SELECT gpu, day, bucket, allocation, reservation, first_slot, last_slot, s, e
-    FROM hold_parts JOIN calendar ON s < day_high AND e > day_low
-),
 held AS MATERIALIZED (
-    SELECT gpu, day, bucket, allocation, reservation, first_slot, last_slot, greatest(s, low) AS s,
-        least(e, high) AS e
-    FROM hold_days JOIN days USING (gpu, day) WHERE s < high AND e > low AND low < high
+    SELECT holds.gpu, day, part.bucket, allocation, reservation, first_slot, last_slot,
+        greatest(part.s, low) AS s, least(part.e, high) AS e
+    FROM holds
+    CROSS JOIN LATERAL (VALUES ('used', s, least(e, lost_from)), (lost_bucket, lost_from,
+        e)) AS part (bucket, s, e)
+    JOIN days ON days.gpu = holds.gpu AND part.s < high AND part.e > low AND low < high
+    WHERE part.s < part.e
 ),
 bound AS MATERIALIZED (
     SELECT days.gpu, day, reservation_id AS reservation, lower(slots) AS first_slot,

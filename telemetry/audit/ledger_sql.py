@@ -39,6 +39,7 @@ lines AS MATERIALIZED (
         line.team_id AS team, line.project_id AS project, line.user_id AS person, line.cost_centre,
         line.price_id AS price, (line.cost * 1000000)::bigint AS cost,
             (line.charged * 1000000)::bigint AS charged,
+        line.priority_factor_id AS priority_factor, line.type_factor_id AS type_factor,
         line.corrects_id AS corrects, line.reversal, line.month, line.created_at
     FROM telemetry_charge AS line
     -- A line with a wrong day is compared with that day. form_differences reports its day.
@@ -91,18 +92,52 @@ time_differences AS (
 """
 
 OWNERS_SQL = f"""
+-- A month has one currency. Prices of another currency do not apply to it.
+currencies AS (
+    SELECT currency, valid_from, lead(valid_from) OVER (ORDER BY valid_from) AS next_from
+    FROM telemetry_billingcurrency
+),
+prices AS (
+    SELECT price.id, price.pool_id, price.model, price.valid_from, currencies.next_from
+    FROM telemetry_price AS price LEFT JOIN currencies ON currencies.valid_from <= price.valid_from
+        AND (currencies.next_from IS NULL OR price.valid_from < currencies.next_from)
+    WHERE currencies.currency IS NULL OR currencies.currency = price.currency
+),
 rates AS (
-    SELECT pool, model, id AS price, coalesce(lead(since) OVER by_time, {1 << 40}) AS until, since
+    SELECT pool, model, id AS price, since, least(coalesce(lead(since) OVER by_time, {1 << 40}),
+        coalesce({seconds("next_from")}, {1 << 40})) AS until
     FROM (
-        SELECT kind.pool, kind.model, price.id, price.valid_from, {seconds("price.valid_from")} AS since
+        SELECT kind.pool, kind.model, price.id, price.valid_from, price.next_from,
+            {seconds("price.valid_from")} AS since
         FROM (SELECT DISTINCT pool, model FROM gpus) AS kind
-        JOIN telemetry_price AS price ON price.model = kind.model
+        JOIN prices AS price ON price.model = kind.model
             AND (price.pool_id = kind.pool OR (price.pool_id IS NULL AND NOT EXISTS (
-                SELECT FROM telemetry_price AS own WHERE own.pool_id = kind.pool AND own.model = kind.model
-                AND own.valid_from <= price.valid_from)))
+                SELECT FROM prices AS own WHERE own.pool_id = kind.pool AND own.model = kind.model
+                AND own.valid_from <= price.valid_from
+                AND own.next_from IS NOT DISTINCT FROM price.next_from)))
     ) AS card WINDOW by_time AS (PARTITION BY pool, model ORDER BY valid_from, id)
 ),
-first_rates AS (SELECT pool, model, min(since) AS since FROM rates GROUP BY pool, model),
+-- Work in a dedicated pool or in a reservation has no price factor.
+factor_rows AS (
+    SELECT pool, priority, workload_type, id AS factor, since,
+        coalesce(lead(since) OVER by_time, {1 << 40}) AS until
+    FROM (
+        SELECT shared.pool, row.priority, row.workload_type, row.id, row.valid_from,
+            {seconds("row.valid_from")} AS since
+        FROM (SELECT DISTINCT pool FROM gpus WHERE owner IS NULL) AS shared
+        JOIN telemetry_pricefactor AS row ON row.pool_id = shared.pool
+            OR (row.pool_id IS NULL AND NOT EXISTS (
+            SELECT FROM telemetry_pricefactor AS own WHERE own.pool_id = shared.pool
+            AND own.priority IS NOT DISTINCT FROM row.priority AND own.workload_type = row.workload_type
+            AND own.valid_from <= row.valid_from))
+    ) AS card WINDOW by_time AS (PARTITION BY pool, priority, workload_type ORDER BY valid_from, id)
+),
+factors AS MATERIALIZED (
+    SELECT * FROM factor_rows
+    UNION ALL
+    SELECT pool, priority, workload_type, NULL, -{1 << 40}, min(since) FROM factor_rows
+    GROUP BY pool, priority, workload_type
+),
 cost_centres AS (
     SELECT id, coalesce(project_id, 0) AS project, coalesce(pool_id, 0) AS pool, code, valid_from, coalesce(
         lead(valid_from) OVER (PARTITION BY project_id, pool_id ORDER BY valid_from, id), 'infinity') AS until
@@ -118,8 +153,11 @@ owned_lines AS (
         coalesce(holds.project, booking.project_id, 0) AS paying_project,
         CASE WHEN dedicated AND holds.project IS NULL AND booking.project_id IS NULL THEN gpus.pool
             ELSE 0 END AS paying_pool,
-        rates.price IS NOT NULL OR (line.price IS NULL AND line.s < coalesce(first_rates.since,
-            line.e)) AS priced
+        rates.price IS NOT NULL OR (line.price IS NULL AND NOT EXISTS (
+            SELECT FROM rates WHERE rates.pool = gpus.pool AND rates.model = gpus.model
+            AND rates.since < line.e AND line.s < rates.until)) AS priced,
+        of_priority.factor AS right_priority_factor, of_type.factor AS right_type_factor,
+        least(line.e, of_priority.until, of_type.until) AS right_end
     FROM standing AS line
     JOIN gpus ON gpus.gpu = line.gpu
     LEFT JOIN holds ON holds.allocation = line.allocation AND holds.gpu = line.gpu
@@ -131,7 +169,12 @@ owned_lines AS (
     ) AS of_pool
     LEFT JOIN rates ON rates.pool = gpus.pool AND rates.model = gpus.model AND rates.price = line.price
         AND rates.since <= line.s AND line.e <= rates.until
-    LEFT JOIN first_rates ON first_rates.pool = gpus.pool AND first_rates.model = gpus.model
+    LEFT JOIN factors AS of_priority ON of_priority.pool = gpus.pool AND of_priority.priority = holds.priority
+        AND line.bucket = 'used' AND line.reservation = 0
+        AND of_priority.since <= line.s AND line.s < of_priority.until
+    LEFT JOIN factors AS of_type ON of_type.pool = gpus.pool AND of_type.workload_type = holds.workload_type
+        AND line.bucket = 'used' AND line.reservation = 0
+        AND of_type.since <= line.s AND line.s < of_type.until
 ),
 wrong_owners AS (
     SELECT line.*, coalesce(centre.code, '') AS right_cost_centre, centre.id AS centre
@@ -144,6 +187,8 @@ wrong_owners AS (
         IS DISTINCT FROM (right_pool, right_model, right_team, right_project, right_person, right_workload,
             right_workload_type, right_simulated)
         OR NOT priced
+        OR (priority_factor, type_factor, e)
+            IS DISTINCT FROM (right_priority_factor, right_type_factor, right_end)
         -- A cost centre that was added after the line was written does not change the line.
         OR (line.cost_centre <> coalesce(centre.code, '') AND line.cost_centre <> coalesce((
             SELECT code FROM telemetry_costcentre AS known
@@ -169,6 +214,9 @@ owner_differences AS (
         ('cost centre', cost_centre, right_cost_centre,
             coalesce('cost centre ' || centre, 'project ' || nullif(paying_project, 0),
                 'pool ' || nullif(paying_pool, 0), owner)),
+        ('priority factor', priority_factor::text, right_priority_factor::text, owner),
+        ('type factor', type_factor::text, right_type_factor::text, owner),
+        ('end', to_timestamp(e)::text, to_timestamp(right_end)::text, 'a later price factor'),
         ('price', price::text, CASE WHEN priced THEN price::text ELSE (
             SELECT rates.price::text FROM rates WHERE rates.pool = right_pool AND rates.model = right_model
             AND rates.since <= s AND s < rates.until) END,
@@ -190,7 +238,7 @@ originals AS (
 ),
 continued AS (
     SELECT *, coalesce(s = lag(e) OVER (PARTITION BY gpu, created_at, day, price, bucket, allocation,
-        reservation, slots ORDER BY s), false) AS continues
+        reservation, slots, priority_factor, type_factor ORDER BY s), false) AS continues
     FROM originals WHERE members > 1
 ),
 correcting AS (
@@ -210,34 +258,52 @@ kept_costs AS (
 copies AS (
     SELECT line.id FROM corrections AS line JOIN lines AS original ON original.id = line.corrects
     WHERE NOT line.reversal
-      AND (line.s, line.e, line.slots, line.bucket, line.allocation, line.reservation, line.price, line.cost,
-            line.charged)
+      AND (line.s, line.e, line.slots, line.bucket, line.allocation, line.reservation, line.price,
+            line.priority_factor, line.type_factor, line.cost, line.charged)
         IS NOT DISTINCT FROM (original.s, original.e, original.slots, original.bucket, original.allocation,
-            original.reservation, original.price, original.cost, original.charged)
+            original.reservation, original.price, original.priority_factor, original.type_factor,
+            original.cost, original.charged)
 ),
 batched AS (
-    SELECT id, gpu, s, e, slots, bucket, allocation, reservation, cost, charged, day, created_at, price,
+    SELECT id, gpu, s, e, slots, bucket, allocation, reservation, cost, charged, day, created_at,
+        price, priority_factor, type_factor,
         0 AS batch, false AS correction, NULL::bigint AS kept_cost
     FROM originals WHERE members = 1
     UNION ALL
-    SELECT id, gpu, s, e, slots, bucket, allocation, reservation, cost, charged, day, created_at, price,
+    SELECT id, gpu, s, e, slots, bucket, allocation, reservation, cost, charged, day, created_at,
+        price, priority_factor, type_factor,
         count(*) FILTER (WHERE continues) OVER (PARTITION BY gpu, created_at, day, price ORDER BY s), false,
         NULL
     FROM continued
     UNION ALL
-    SELECT id, gpu, s, e, slots, bucket, allocation, reservation, cost, charged, day, created_at, price,
+    SELECT id, gpu, s, e, slots, bucket, allocation, reservation, cost, charged, day, created_at,
+        price, priority_factor, type_factor,
         batch, true, coalesce(total, 0)
     FROM corrections LEFT JOIN kept_costs USING (gpu, created_at, day, batch, price) WHERE NOT reversal
 ),
-spans AS (
-    SELECT batched.*, slots * (e - s) AS weight, {seconds("price.valid_from")} AS since,
+-- The price of a line is the price of the rate card multiplied by the factors of its work. It is rounded to
+-- the nearest millionth, and ties to the even one.
+tariffs AS (
+    SELECT batched.*, {seconds("price.valid_from")} AS since,
         (cost_per_gpu_hour * 1000000)::bigint AS cost_per_hour,
-            (price_per_gpu_hour * 1000000)::bigint AS price_per_hour,
-        count(*) OVER batch_lines AS members,
+        (floor(exact) + CASE WHEN exact - floor(exact) > 0.5
+            OR (exact - floor(exact) = 0.5 AND mod(floor(exact), 2) = 1) THEN 1 ELSE 0 END)::bigint
+            AS price_per_hour
+    FROM batched JOIN telemetry_price AS price ON price.id = batched.price
+    LEFT JOIN telemetry_pricefactor AS of_priority ON of_priority.id = batched.priority_factor
+    LEFT JOIN telemetry_pricefactor AS of_type ON of_type.id = batched.type_factor
+    CROSS JOIN LATERAL (
+        SELECT price_per_gpu_hour * 1000000 * coalesce(of_priority.factor, 1) * coalesce(of_type.factor,
+            1) AS exact
+    ) AS of_price
+),
+spans AS (
+    SELECT *, slots * (e - s) AS weight, count(*) OVER batch_lines AS members,
+        min(price_per_hour) OVER batch_lines <> max(price_per_hour) OVER batch_lines AS mixed,
         min(s) OVER batch_lines AS low, max(e) OVER batch_lines AS high,
         (sum(slots * (e - s)) OVER batch_lines)::bigint AS whole
-    FROM batched JOIN telemetry_price AS price ON price.id = batched.price
-    WINDOW batch_lines AS (PARTITION BY gpu, batched.created_at, day, batched.price, correction, batch)
+    FROM tariffs
+    WINDOW batch_lines AS (PARTITION BY gpu, created_at, day, price, correction, batch)
 ),
 totals AS (
     SELECT *,
@@ -264,6 +330,21 @@ ranked AS (
     FROM parts WHERE members > 1
     WINDOW batch_lines AS (PARTITION BY gpu, created_at, day, price, correction, batch)
 ),
+-- In a batch with several prices, each line gets its part of the value of the whole GPU at its own price.
+mixed_parts AS (
+    SELECT line.id, line.id = member.id AS itself, part,
+        row_number() OVER (of_line ORDER BY rest DESC, member.s, member.bucket COLLATE "C", member.allocation,
+            member.reservation, member.e)
+            <= line.price_total - sum(part) OVER of_line AS raised
+    FROM totals AS line JOIN totals AS member USING (gpu, created_at, day, price, correction, batch)
+    CROSS JOIN LATERAL (
+        SELECT line.price_total / line.whole * member.weight
+                + mod(line.price_total, line.whole) * member.weight / line.whole AS part,
+            mod(mod(line.price_total, line.whole) * member.weight, line.whole) AS rest
+    ) AS of_member
+    WHERE line.mixed WINDOW of_line AS (PARTITION BY line.id)
+),
+mixed_prices AS (SELECT id, part + raised::int AS right_price FROM mixed_parts WHERE itself),
 right_amounts AS (
     SELECT id, gpu, s, e, bucket, price, cost, charged, cost_total AS right_cost,
         CASE WHEN cost_per_hour = price_per_hour THEN cost_total ELSE price_total END AS right_price
@@ -271,8 +352,8 @@ right_amounts AS (
     UNION ALL
     SELECT id, gpu, s, e, bucket, price, cost, charged, cost_part + cost_raised::int,
         CASE WHEN cost_per_hour = price_per_hour THEN cost_part + cost_raised::int
-        ELSE price_part + price_raised::int END
-    FROM ranked
+            WHEN mixed THEN right_price ELSE price_part + price_raised::int END
+    FROM ranked LEFT JOIN mixed_prices USING (id)
     UNION ALL
     SELECT id, gpu, s, e, bucket, price, cost, charged, 0, 0 FROM batched WHERE price IS NULL
 ),
@@ -301,14 +382,16 @@ reversal_differences AS (
             line.allocation_id, line.reservation_id, line.workload_id, line.team_id, line.project_id,
                 line.user_id,
             line.team_name, line.project_name, line.user_name, line.workload_name, line.workload_type,
-            line.cost_centre, line.price_id, line.cost, line.charged, line.simulated)
+            line.cost_centre, line.price_id, line.priority_factor_id, line.type_factor_id, line.cost,
+            line.charged, line.simulated)
         IS DISTINCT FROM
             (original.pool_id, original.bucket, original.start, original."end", -original.slots,
             -original.slot_seconds, original.gpu_id, original.model, original.allocation_id,
                 original.reservation_id,
             original.workload_id, original.team_id, original.project_id, original.user_id, original.team_name,
             original.project_name, original.user_name, original.workload_name, original.workload_type,
-            original.cost_centre, original.price_id, -original.cost, -original.charged, original.simulated))
+            original.cost_centre, original.price_id, original.priority_factor_id, original.type_factor_id,
+            -original.cost, -original.charged, original.simulated))
 ),
 form_differences AS (
     SELECT 'form', id, gpu, s, e, field, found, wanted, 'GPU ' || gpu

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Q
 
 from scheduler.models import BudgetGate, Project, Team
 from scheduler.services.budget_gates import close_budget_gate, open_budget_gate, stop_running_work
-from telemetry.budgets.accruals import uncharged_spend
 from telemetry.budgets.budget_forecasts import refresh_budget_forecasts
 from telemetry.budgets.budget_periods import next_period, period_end, period_of
 from telemetry.budgets.commitments import current_cost_centres
 from telemetry.budgets.spending import period_spend, scope_of
 from telemetry.core.amounts import MICRO, round_amount
+from telemetry.core.currencies import smallest_unit
 from telemetry.models import Budget, BudgetAction, BudgetAlert, BudgetForecast, BudgetMeasure, BudgetPeriod
 from telemetry.money.billing_months import billing_calendar
 
@@ -32,20 +33,15 @@ GateKey = tuple[int | None, int | None, str]  # team id, project id, action of t
 def check_budgets(now: datetime) -> int:
     """Check every budget whose period contains ``now``. Return the number of new alerts.
 
-    Spending includes the time since the last charge lines. Records an alert for each threshold that was
-    passed. Closes the gates of exhausted budgets, and opens all
+    Records an alert for each threshold that was passed. Closes the gates of exhausted budgets, and opens all
     other gates. Stops the running work of exhausted budgets with the action STOP_RUNNING.
     """
     budgets = list(current_budgets(now))
     forecasts = refresh_budget_forecasts(budgets, now)
-    scopes = {scope_of(budget) for budget in budgets}
-    uncharged = {
-        measure: uncharged_spend(scopes, measure, now) for measure in {row.measure for row in budgets}
-    }
     alerts = 0
     exhausted: list[tuple[Budget, Decimal]] = []
     for budget in budgets:
-        spent = budget_spend(budget) + uncharged[budget.measure][scope_of(budget)]
+        spent = budget_spend(budget)
         alerts += _record_alerts(budget, spent, forecasts.get(budget.pk), now)
         if budget.action != BudgetAction.NOTIFY and spent >= budget.amount:
             exhausted.append((budget, spent))
@@ -91,14 +87,7 @@ def _set_gates(exhausted: Sequence[tuple[Budget, Decimal]], now: datetime) -> No
     for (team, project, action), (budget, spent) in required.items():
         close_budget_gate(
             action=action,
-            numbers={
-                "limit": str(budget.amount),
-                "spent": str(round_amount(spent)),
-                "month": budget.month.isoformat(),
-                "measure": budget.measure,
-                **({} if budget.period == BudgetPeriod.MONTH else {"period": budget.period}),
-                **({"cost_centre": budget.cost_centre} if budget.cost_centre else {}),
-            },
+            numbers=_gate_numbers(budget, spent),
             until=period_end(budget.period, budget.month),
             now=now,
             team=None if team is None else teams[team],
@@ -109,6 +98,19 @@ def _set_gates(exhausted: Sequence[tuple[Budget, Decimal]], now: datetime) -> No
             for team, project in _gate_owners(budget, centres):
                 stop_running_work(team=team, project=project, now=now)
     _open_unneeded_gates(set(required))
+
+
+def _gate_numbers(budget: Budget, spent: Decimal) -> dict[str, Any]:
+    """Return the values for the sentence of a gate that a budget closes."""
+    return {
+        "limit": str(budget.amount),
+        "spent": str(round_amount(spent, smallest_unit(scope_of(budget).currency))),
+        "month": budget.month.isoformat(),
+        "measure": budget.measure,
+        **({"currency": budget.currency} if budget.measure == BudgetMeasure.MONEY else {}),
+        **({} if budget.period == BudgetPeriod.MONTH else {"period": budget.period}),
+        **({"cost_centre": budget.cost_centre} if budget.cost_centre else {}),
+    }
 
 
 def _gate_action(budget: Budget) -> str:

@@ -11,6 +11,7 @@ from telemetry.budgets.budget_periods import next_period, period_end, period_of,
 from telemetry.budgets.commitments import committed_spend
 from telemetry.budgets.spending import DailySpend, daily_spend, period_spend, scope_of
 from telemetry.core.amounts import round_amount
+from telemetry.core.currencies import smallest_unit
 from telemetry.core.spend_forecast import SpendForecast, SpendPeriod, forecast_spend
 from telemetry.models import Budget, BudgetForecast
 from telemetry.money.billing_months import billing_calendar
@@ -56,12 +57,13 @@ def _forecasts(budgets: list[Budget], measure: str, end: datetime, now: datetime
         start, following = budget.month, next_period(budget.period, budget.month)
         # Corrections of earlier periods are spending of this period, but not of its days.
         known = sum(amount for day, amount in spent[scope].items() if start <= day < following)
+        unit = smallest_unit(scope.currency)
         other = period_spend(scope, measure, start, following) - Decimal(str(known))
         yield BudgetForecast(
             budget=budget,
-            expected=round_amount(Decimal(str(forecast.expected)) + other),
-            low=round_amount(Decimal(str(forecast.low)) + other),
-            high=round_amount(Decimal(str(forecast.high)) + other),
+            expected=round_amount(Decimal(str(forecast.expected)) + other, unit),
+            low=round_amount(Decimal(str(forecast.low)) + other, unit),
+            high=round_amount(Decimal(str(forecast.high)) + other, unit),
             past_periods=forecast.past_periods,
             past_inside=forecast.past_inside,
             as_of=now,

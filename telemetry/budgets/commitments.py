@@ -14,8 +14,11 @@ from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Allocation, Gpu, Reservation, Unit
 from scheduler.state.states import OPEN_RESERVATION_STATES
 from telemetry.budgets.spending import DailySpend, SpendScope, owners_of
+from telemetry.core.currencies import DEFAULT_CURRENCY
 from telemetry.models import BudgetMeasure, CostCentre
-from telemetry.money.billing_months import billing_calendar
+from telemetry.money.billing_months import billing_calendar, month_of
+from telemetry.money.pricing.billing_currencies import load_billing_currencies
+from telemetry.money.pricing.price_factors import load_price_factors
 from telemetry.money.rate_card import RateCard, load_rate_card
 
 
@@ -35,15 +38,18 @@ def committed_spend(
     """Return the certain spending of each day from ``now`` to ``end``, for each scope.
 
     It is the spending of running work until its expected end, and of booked reservations for their window.
-    Prices are those in force now. A reservation that names no model counts with its cheapest one. Runs six
-    queries.
+    Prices are those in force now. A reservation that names no model counts with its cheapest one. The number
+    of queries does not depend on the number of scopes.
     """
     card = load_rate_card()
     centres = current_cost_centres(now)
+    currency = DEFAULT_CURRENCY
+    if measure == BudgetMeasure.MONEY:
+        currency = load_billing_currencies().of(month_of(now))
     found: dict[SpendScope, DailySpend] = {scope: defaultdict(float) for scope in scopes}
     for each in (*_running_work(card, now, end), *_booked_reservations(card, now, end)):
         price = Decimal(1) if measure == BudgetMeasure.GPU_HOURS else each.price
-        owners = owners_of(each.team, each.project, centres.get(each.project, ""))
+        owners = owners_of(each.team, each.project, centres.get(each.project, ""), currency)
         for scope in (found.keys() & owners) if price is not None else ():
             for day, hours in hours_by_day(max(each.start, now), min(each.end, end)):
                 found[scope][day] += each.gpus * hours * float(price or 0)
@@ -79,8 +85,11 @@ def _running_work(card: RateCard, now: datetime, end: datetime) -> Iterator[_Com
         "workload__predicted_seconds",
         "unit__gpu__pool_id",
         "unit__gpu__model",
+        "workload__priority",
+        "workload__type",
     )
-    for team, project, period, slots, seconds, pool, model in held.values_list(*columns):
+    factors = load_price_factors()
+    for team, project, period, slots, seconds, pool, model, priority, kind in held.values_list(*columns):
         rate = card.at(pool, model, now)
         yield _Commitment(
             team,
@@ -88,7 +97,7 @@ def _running_work(card: RateCard, now: datetime, end: datetime) -> Iterator[_Com
             now,
             period.lower + timedelta(seconds=seconds),
             (slots.upper - slots.lower) / SLOTS_PER_GPU,
-            None if rate is None else rate.price,
+            None if rate is None else rate.price_with(factors.at(pool, priority, kind, now)),
         )
 
 

@@ -13,6 +13,7 @@ from django.db.models import Q, Sum
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.core.amounts import ZERO
 from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.core.currencies import DEFAULT_CURRENCY
 from telemetry.models import Budget, BudgetMeasure, Charge, StatementLine
 
 DailySpend = dict[date, float]
@@ -20,16 +21,21 @@ DailySpend = dict[date, float]
 
 @dataclass(frozen=True)
 class SpendScope:
-    """The owner of spending: a team or a project by id, or a cost centre by code. Exactly one is given."""
+    """The owner of spending: a team or a project by id, or a cost centre by code. Exactly one is given.
+
+    Spending in money is that in ``currency``. For GPU-hours the currency has no meaning; it is the default.
+    """
 
     team: int | None = None
     project: int | None = None
     cost_centre: str = ""
+    currency: str = DEFAULT_CURRENCY
 
 
 def scope_of(budget: Budget) -> SpendScope:
     """Return the owner of the spending that a budget limits."""
-    return SpendScope(budget.team_id, budget.project_id, budget.cost_centre)
+    currency = budget.currency if budget.measure == BudgetMeasure.MONEY else DEFAULT_CURRENCY
+    return SpendScope(budget.team_id, budget.project_id, budget.cost_centre, currency)
 
 
 def period_spend(scope: SpendScope, measure: str, start: date, end: date) -> Decimal:
@@ -41,6 +47,7 @@ def period_spend(scope: SpendScope, measure: str, start: date, end: date) -> Dec
     lines = StatementLine.objects.filter(statement__month__gte=start, statement__month__lt=end)
     lines = lines.filter(_scope_filter([scope]))
     if measure == BudgetMeasure.MONEY:
+        lines = lines.filter(currency=scope.currency)
         return lines.aggregate(total=Sum("charged_cents"))["total"] or ZERO
     own = lines.filter(Q(corrected_month=None) | Q(corrected_month__gte=start), bucket__in=CHARGED_BUCKETS)
     return Decimal(own.aggregate(total=Sum("slot_seconds"))["total"] or 0) / SLOT_SECONDS_PER_GPU_HOUR
@@ -56,22 +63,27 @@ def daily_spend(
     column = "slot_seconds" if measure == BudgetMeasure.GPU_HOURS else "charged"
     rows = (
         Charge.objects.filter(_scope_filter(scopes), start__gte=since, bucket__in=CHARGED_BUCKETS)
-        .values_list("team_id", "project_id", "cost_centre", "day")
+        .values_list("team_id", "project_id", "cost_centre", "price__currency", "day")
         .annotate(total=Sum(column))
         .order_by("day")
     )
     unit = SLOT_SECONDS_PER_GPU_HOUR if measure == BudgetMeasure.GPU_HOURS else 1
     found: dict[SpendScope, DailySpend] = {scope: defaultdict(float) for scope in scopes}
-    for team, project, cost_centre, day, total in rows:
-        for scope in owners_of(team, project, cost_centre):
+    for team, project, cost_centre, price_currency, day, total in rows:
+        currency = price_currency if measure == BudgetMeasure.MONEY else DEFAULT_CURRENCY
+        for scope in owners_of(team, project, cost_centre, currency):
             if scope in found:
                 found[scope][day] += float(total) / unit
     return found
 
 
-def owners_of(team: int | None, project: int | None, cost_centre: str) -> list[SpendScope]:
+def owners_of(team: int | None, project: int | None, cost_centre: str, currency: str) -> list[SpendScope]:
     """Return the scopes to which spending of a team, a project and a cost centre belongs."""
-    return [SpendScope(team=team), SpendScope(project=project), SpendScope(cost_centre=cost_centre)]
+    return [
+        SpendScope(team=team, currency=currency),
+        SpendScope(project=project, currency=currency),
+        SpendScope(cost_centre=cost_centre, currency=currency),
+    ]
 
 
 def _scope_filter(scopes: Collection[SpendScope]) -> Q:

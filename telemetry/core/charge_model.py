@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import StrEnum
 
-from telemetry.core.amounts import ZERO
+from telemetry.core.amounts import MICRO, ZERO, round_amount
 from telemetry.core.billing_calendar import UTC_CALENDAR, BillingCalendar
 
 PREEMPTION_END_CODES = frozenset(
@@ -55,12 +55,26 @@ class GpuCondition(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkFactor:
+    """The factor by which the price of an allocation is multiplied from ``since`` on, until the next one.
+
+    ``factor`` is the product of the factor of its priority and that of its workload type. Their ids are None
+    for a factor of 1 without a row.
+    """
+
+    since: datetime
+    factor: Decimal
+    priority_factor: int | None = None
+    type_factor: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuHold:
     """The slots ``[low, high)`` of a GPU that one allocation holds during ``[start, end)``.
 
     Slots are numbered from 0 to 839. ``end`` is None while the allocation still holds the slots. If work was
     lost, the time from ``lost_from`` to ``end`` is not charged. This time is counted in ``lost_bucket``,
-    which is ChargeBucket.PREEMPTED or HARDWARE_LOST.
+    which is ChargeBucket.PREEMPTED or HARDWARE_LOST. ``factors`` are in order of time.
     """
 
     allocation: int
@@ -71,6 +85,7 @@ class GpuHold:
     reservation: int | None = None
     lost_from: datetime | None = None
     lost_bucket: ChargeBucket | None = None
+    factors: tuple[WorkFactor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +122,10 @@ class Rate:
     price: Decimal
     id: int | None = None
 
+    def price_with(self, factor: Decimal) -> Decimal:
+        """Return the price multiplied by a factor, rounded to six decimals like every price."""
+        return round_amount(self.price * factor, MICRO)
+
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeline:
@@ -141,7 +160,7 @@ class ChargePiece:
     """A number of ``slots`` of a GPU during ``[start, end)``, all with the charge key ``owner``.
 
     ``day`` is the billing day that contains the interval. ``cost`` and ``charged`` are zero until
-    ``price_pieces`` sets them.
+    ``price_pieces`` sets them. ``factor`` is None for a factor of 1.
     """
 
     day: date
@@ -152,6 +171,7 @@ class ChargePiece:
     rate: Rate | None = None
     cost: Decimal = ZERO
     charged: Decimal = ZERO
+    factor: WorkFactor | None = None
 
     @property
     def seconds(self) -> int:

@@ -1,9 +1,9 @@
 """Split the time of a GPU into charge pieces and price them.
 
-The time of a GPU is cut wherever its holder, reservation, condition or price changes, and at each midnight of
-the billing calendar. Between two cuts, each of the 840 slots of the GPU is in exactly one piece. The pieces
-therefore always sum to the whole GPU. All cuts are at whole seconds: the time of each event is rounded down
-to the second.
+The time of a GPU is cut wherever its holder, reservation, condition, price or price factor changes, and at
+each midnight of the billing calendar. Between two cuts, each of the 840 slots of the GPU is in exactly one
+piece. The pieces therefore always sum to the whole GPU. All cuts are at whole seconds: the time of each event
+is rounded down to the second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Generic, TypeVar
 
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from telemetry.core.amounts import MICRO, ZERO, split_amount, value_between
@@ -30,10 +29,9 @@ from telemetry.core.charge_model import (
     GpuTimeline,
     Rate,
     ReservedSlots,
+    WorkFactor,
     floor_to_second,
 )
-
-Span = TypeVar("Span", GpuHold, ReservedSlots)
 
 
 def lost_time(
@@ -80,20 +78,22 @@ def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[Char
     hard = set(_price_and_day_cuts(gpu, start, end))
     done: list[ChargePiece] = []
     open_: dict[ChargeKey, ChargePiece] = {}
-    holds = _InForce(gpu.holds)
-    bounds = _InForce(gpu.bounds)
     for low, high in zip(cuts, cuts[1:], strict=False):
-        slots = _slots_by_charge_key(gpu, holds.at(low), bounds.at(low), low)
+        slots = _slots_by_charge_key(gpu, low)
         rate = _rate_at(gpu.rates, low)
+        factors = _factors_at(gpu.holds, low)
         going: dict[ChargeKey, ChargePiece] = {}
         for owner, count in slots.items():
             before = open_.pop(owner, None)
-            if before is not None and before.slots == count and low not in hard:
+            factor = factors.get(owner.allocation) if owner.bucket == ChargeBucket.USED else None
+            same = before is not None and (before.slots, before.factor) == (count, factor)
+            if before is not None and same and low not in hard:
                 going[owner] = replace(before, end=high)
                 continue
             if before is not None:
                 done.append(before)
-            going[owner] = ChargePiece(gpu.calendar.day_of(low), low, high, count, owner, rate)
+            day = gpu.calendar.day_of(low)
+            going[owner] = ChargePiece(day, low, high, count, owner, rate, factor=factor)
         done.extend(open_.values())
         open_ = going
     done.extend(open_.values())
@@ -112,6 +112,9 @@ def price_pieces(
     An entry (start, end, cost) of ``totals`` sets the cost of the GPU over a span, in place of the rate. A
     correction uses it to keep the total cost of the lines that it replaces. A piece without a rate costs
     nothing. The checks at the close of the month report such a piece.
+
+    The charge of a piece is its part of the whole GPU's charge at the price of the piece: the price of the
+    rate, multiplied by the factor of the piece. So the charges of adjacent spans with one factor sum exactly.
     """
     spans: dict[tuple[datetime, int | None], list[int]] = defaultdict(list)
     for index, piece in enumerate(parts):
@@ -138,12 +141,15 @@ def _price_span(chosen: list[ChargePiece], rate: Rate, known_cost: Decimal | Non
     low, high = min(p.start for p in chosen), max(p.end for p in chosen)
     cost = value_between(low, high, rate.cost, rate.since) if known_cost is None else known_cost
     costs = split_amount(cost, weights, MICRO)
-    prices = costs
-    if rate.price != rate.cost:
-        prices = split_amount(value_between(low, high, rate.price, rate.since), weights, MICRO)
-    for piece, piece_cost, price in zip(chosen, costs, prices, strict=True):
-        charged = price if piece.owner.bucket in CHARGED_BUCKETS else ZERO
-        yield replace(piece, cost=piece_cost, charged=charged)
+    charges = {rate.cost: costs}
+    for index, (piece, piece_cost) in enumerate(zip(chosen, costs, strict=True)):
+        if piece.owner.bucket not in CHARGED_BUCKETS:
+            yield replace(piece, cost=piece_cost, charged=ZERO)
+            continue
+        price = rate.price if piece.factor is None else rate.price_with(piece.factor.factor)
+        if price not in charges:
+            charges[price] = split_amount(value_between(low, high, price, rate.since), weights, MICRO)
+        yield replace(piece, cost=piece_cost, charged=charges[price][index])
 
 
 def asset_cost(rates: Sequence[Rate], start: datetime, end: datetime) -> Decimal:
@@ -184,7 +190,13 @@ def _floor_timeline(gpu: GpuTimeline) -> GpuTimeline:
     return replace(
         gpu,
         holds=tuple(
-            replace(h, start=floor_to_second(h.start), end=back(h.end), lost_from=back(h.lost_from))
+            replace(
+                h,
+                start=floor_to_second(h.start),
+                end=back(h.end),
+                lost_from=back(h.lost_from),
+                factors=tuple(replace(f, since=floor_to_second(f.since)) for f in h.factors),
+            )
             for h in gpu.holds
         ),
         bounds=tuple(replace(b, start=floor_to_second(b.start), end=back(b.end)) for b in gpu.bounds),
@@ -209,6 +221,7 @@ def _cut_points(gpu: GpuTimeline, start: datetime, end: datetime) -> list[dateti
     moments: set[datetime | None] = {start, end, *_price_and_day_cuts(gpu, start, end)}
     for hold in gpu.holds:
         moments |= {hold.start, hold.end, hold.lost_from}
+        moments |= {factor.since for factor in hold.factors}
     for bound in gpu.bounds:
         moments |= {bound.start, bound.end}
     moments |= {change.at for change in gpu.changes}
@@ -223,6 +236,16 @@ def _rate_at(rates: Sequence[Rate], moment: datetime) -> Rate | None:
     return found
 
 
+def _factors_at(holds: Sequence[GpuHold], moment: datetime) -> dict[int, WorkFactor]:
+    """Return the factor in force of each allocation that has one, by its id."""
+    found: dict[int, WorkFactor] = {}
+    for hold in holds:
+        for factor in hold.factors:
+            if factor.since <= moment:
+                found[hold.allocation] = factor
+    return found
+
+
 def _condition_at(changes: Sequence[GpuConditionChange], moment: datetime) -> GpuCondition:
     found = GpuCondition.WELL
     for change in changes:
@@ -231,27 +254,14 @@ def _condition_at(changes: Sequence[GpuConditionChange], moment: datetime) -> Gp
     return found
 
 
-class _InForce(Generic[Span]):
-    """Finds the holds or the reserved slots in force at times that never go back."""
-
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._later: list[Span] = sorted(spans, key=lambda span: span.start, reverse=True)
-        self._now: list[Span] = []
-
-    def at(self, moment: datetime) -> list[Span]:
-        while self._later and self._later[-1].start <= moment:
-            self._now.append(self._later.pop())
-        self._now = [span for span in self._now if span.end is None or moment < span.end]
-        return self._now
+def _includes(start: datetime, end: datetime | None, moment: datetime) -> bool:
+    return start <= moment and (end is None or moment < end)
 
 
-def _slots_by_charge_key(
-    gpu: GpuTimeline, holds: Sequence[GpuHold], bounds: Sequence[ReservedSlots], moment: datetime
-) -> dict[ChargeKey, int]:
-    """Return the number of slots per charge key at ``moment``. The numbers sum to SLOTS_PER_GPU.
-
-    ``holds`` and ``bounds`` are those in force at ``moment``.
-    """
+def _slots_by_charge_key(gpu: GpuTimeline, moment: datetime) -> dict[ChargeKey, int]:
+    """Return the number of slots per charge key at ``moment``. The numbers sum to SLOTS_PER_GPU."""
+    holds = [h for h in gpu.holds if _includes(h.start, h.end, moment)]
+    bounds = [b for b in gpu.bounds if _includes(b.start, b.end, moment)]
     condition = _condition_at(gpu.changes, moment)
     spans = [*((h.low, h.high) for h in holds), *((b.low, b.high) for b in bounds)]
     edges = sorted({0, SLOTS_PER_GPU, *(edge for span in spans for edge in span)})

@@ -37,7 +37,6 @@ class MeasuredUse:
     covered: float
 
 
-NOT_MEASURED = MeasuredUse(None, 0.0)
 UsageByBucket = Mapping[int, HeldUsage]  # by start of the bucket, in seconds since the epoch
 
 

@@ -17,9 +17,19 @@ from telemetry.money.statement_export import CSV_COLUMNS, csv_cells, statement_c
 LINES_PER_PART = 500
 # Columns that every file has: the state of the month, and whose charges the file contains.
 FILE_COLUMNS = ("state", "scope")
-AMOUNT_COLUMNS = ("id", "start", "end", "bucket", "model", "gpu_seconds", "price_per_gpu_hour", "charged")
+AMOUNT_COLUMNS = (
+    "id",
+    "start",
+    "end",
+    "bucket",
+    "model",
+    "gpu_seconds",
+    "price_per_gpu_hour",
+    "price_factor",
+    "charged",
+)
 OWNER_COLUMNS = ("cost_centre", "team", "project", "user", "workload")
-TRACE_COLUMNS = ("allocation", "corrects", "corrected_month", "simulated")
+TRACE_COLUMNS = ("allocation", "corrects", "corrected_month", "simulated", "currency")
 
 
 def statement_file(month: date, scope: ExportScope, options: ExportOptions) -> Iterator[bytes]:
@@ -33,7 +43,7 @@ def statement_file(month: date, scope: ExportScope, options: ExportOptions) -> I
         return
     names = [name for name in CSV_COLUMNS if name != "cost" or scope.with_cost]
     entries = export_entries(month, scope, state)
-    rows = ([csv_cells(month, entry, state.currency)[name] for name in names] for entry in entries)
+    rows = ([csv_cells(month, entry)[name] for name in names] for entry in entries)
     yield from _file(names, rows, scope, state, options.dialect)
 
 

@@ -69,8 +69,9 @@ class DocumentTexts:
 class ExportOptions:
     """The options of an export.
 
-    ``currency`` and ``issuer``, the name of the organisation, are those of an open month. ``cause_sentence``
-    turns the cause of a correction into a sentence. ``texts`` are needed for statements of cost centres.
+    ``currency`` is that of the month. ``issuer``, the name of the organisation, is that of an open month.
+    ``cause_sentence`` turns the cause of a correction into a sentence. ``texts`` are needed for statements of
+    cost centres.
     """
 
     dialect: CsvDialect = PLAIN_CSV
@@ -120,7 +121,7 @@ class MonthState:
 
 
 def month_state(month: date, currency: str) -> MonthState:
-    """Return the state of a month. ``currency`` is used if the month is open."""
+    """Return the state of a month in ``currency``. A closed month has the currency of its statement."""
     statement = Statement.objects.filter(month=month).select_related("closed_by").first()
     is_closed = statement is not None and statement.state == StatementState.CLOSED
     return MonthState(statement, statement.currency if is_closed and statement else currency)

@@ -42,7 +42,15 @@ class ExportedCharge:
     allocation: int | None
     corrects: int | None
     simulated: bool
+    currency: str | None
+    priority_factor: Decimal | None
+    type_factor: Decimal | None
     corrected_month: date | None
+
+    @property
+    def price_factor(self) -> Decimal:
+        """Return the product of the factors on the price; 1 without factors."""
+        return (self.priority_factor or Decimal(1)) * (self.type_factor or Decimal(1))
 
     @property
     def gpu_hours(self) -> Decimal:
@@ -69,6 +77,9 @@ CHARGE_COLUMNS = (
     "allocation_id",
     "corrects_id",
     "simulated",
+    "price__currency",
+    "priority_factor__factor",
+    "type_factor__factor",
 )
 
 

@@ -8,6 +8,7 @@ little memory.
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -21,6 +22,7 @@ from xlsxwriter.worksheet import Worksheet
 
 from telemetry.core.amounts import ZERO
 from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.core.currencies import decimals_of
 from telemetry.exports.export_model import ExportOptions, ExportScope, month_state
 from telemetry.exports.export_rows import export_charges, export_entries
 from telemetry.money.billing_months import month_bounds
@@ -35,8 +37,8 @@ SECONDS_PER_DAY = 86_400
 SUMMARY_SHEET, LINES_SHEET, CHARGES_SHEET = "Summary", "Statement lines", "Charge lines"
 NUMBER_FORMATS = {
     "text": "",
-    "money": "#,##0.00",
     "exact": "#,##0.000000",
+    "factor": "0.00######",
     "hours": "#,##0.000",
     "share": "0.0 %",
     "time": "yyyy-mm-dd hh:mm:ss",
@@ -52,7 +54,7 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a sheet. ``form`` is a name of ``NUMBER_FORMATS``, or ``month``."""
+    """A column of a sheet. ``form`` is a name of ``NUMBER_FORMATS``, ``money`` or ``month``."""
 
     label: str
     form: str
@@ -65,6 +67,7 @@ SUMMARY_COLUMNS = (
     Column("charged", "money"),
     Column("corrections", "money"),
     Column("total", "money"),
+    Column("currency", "text"),
 )
 ENTRY_COLUMNS = (
     Column("cost_centre", "text", 18),
@@ -80,6 +83,7 @@ ENTRY_COLUMNS = (
     Column("used_share", "share"),
     Column("amount", "money"),
     Column("cost", "money"),
+    Column("currency", "text"),
 )
 CHARGE_COLUMNS = (
     Column("id", "count", 12),
@@ -95,8 +99,10 @@ CHARGE_COLUMNS = (
     Column("corrected_month", "month"),
     Column("gpu_hours", "exact"),
     Column("price_per_gpu_hour", "exact"),
+    Column("price_factor", "factor"),
     Column("charged", "exact"),
     Column("cost", "exact"),
+    Column("currency", "text"),
 )
 CORRECTION_COLUMNS = (
     Column("cost_centre", "text", 18),
@@ -104,8 +110,9 @@ CORRECTION_COLUMNS = (
     Column("cause", "text", 60),
     Column("gpu_hours", "hours"),
     Column("charged", "money"),
+    Column("currency", "text"),
 )
-CHECK_COLUMNS = (Column("check", "text", 60), Column("result", "money", 18))
+CHECK_COLUMNS = (Column("check", "text", 60), Column("result", "exact", 18))
 
 
 def workbook_file(month: date, scope: ExportScope, options: ExportOptions) -> Iterator[bytes]:
@@ -142,13 +149,16 @@ class ChargeWorkbook:
         created = self.state.closed_at or month_bounds(month)[0]
         title = f"gpupool {month:%Y-%m} {self.state.label}"
         self.book.set_properties({"title": title, "created": created.replace(tzinfo=None)})
-        self.formats = {
-            name: self.book.add_format({"num_format": form}) for name, form in NUMBER_FORMATS.items()
-        }
+        # The month's currency first. Corrections of months with another currency have formats of their own.
+        others = sorted({entry.currency for entry in self.entries} - {self.state.currency})
+        self.currencies = [self.state.currency, *others]
+        forms = NUMBER_FORMATS | {currency: _money_format(currency) for currency in self.currencies}
+        self.formats = {name: self.book.add_format({"num_format": form}) for name, form in forms.items()}
         self.totals = {
             name: self.book.add_format({"bold": True, "top": 1, "num_format": form})
-            for name, form in NUMBER_FORMATS.items()
+            for name, form in forms.items()
         }
+        self._exact: dict[str, Decimal] = defaultdict(Decimal)  # sums of the charge lines by currency
         self.head = self.book.add_format({"bold": True, "bottom": 1, "text_wrap": True, "valign": "top"})
         self.bold = self.book.add_format({"bold": True})
 
@@ -157,51 +167,60 @@ class ChargeWorkbook:
         # Sheets are shown in the order in which they are added.
         sheets = {name: self.book.add_worksheet(name) for name in (SUMMARY_SHEET, LINES_SHEET, CHARGES_SHEET)}
         corrections, checks = self.book.add_worksheet("Corrections"), self.book.add_worksheet("Checks")
-        total = self._write_summary(sheets[SUMMARY_SHEET])
+        totals = self._write_summary(sheets[SUMMARY_SHEET])
         self._write_entries(sheets[LINES_SHEET])
-        exact, count = self._write_charges(sheets[CHARGES_SHEET])
+        count = self._write_charges(sheets[CHARGES_SHEET])
         self._write_corrections(corrections)
-        self._write_checks(checks, total, exact, count)
+        self._write_checks(checks, totals, count)
         self.book.close()
 
-    def _write_summary(self, sheet: Worksheet) -> str:
-        """Write the totals of each cost centre. Return the cell of the total."""
+    def _write_summary(self, sheet: Worksheet) -> dict[str, str]:
+        """Write the totals of each cost centre and currency. Return the cell of the total by currency."""
         row = 0
         for name, value in self._facts():
             sheet.write_string(row, 0, name, self.bold)
             _write_text(sheet, row, 1, value)
             row += 1
-        columns = SUMMARY_COLUMNS
         row += 1
-        self._write_head(sheet, columns, row)
+        self._write_head(sheet, SUMMARY_COLUMNS, row)
         first = row + 1
-        money, hours = self.formats["money"], self.formats["hours"]
-        sums: dict[str, list[Decimal]] = {}
+        sums = self._sums_by_centre()
+        for row, ((centre, currency), (held, own, corrected)) in enumerate(sums.items(), first):
+            _write_text(sheet, row, 0, centre)
+            sheet.write_string(row, 5, currency)
+            own_only = f'*({self._column("corrected_month")}="")'
+            charged = f'*(({self._column("bucket")}="used")+({self._column("bucket")}="reserved_unused"))'
+            self._write_sum(sheet, row, 1, "gpu_hours", own_only + charged, held, self.formats["hours"])
+            money = self.formats[currency]
+            self._write_sum(sheet, row, 2, "amount", own_only, own, money)
+            corrections_only = f'*({self._column("corrected_month")}<>"")'
+            self._write_sum(sheet, row, 3, "amount", corrections_only, corrected, money)
+            both = f"={xl_rowcol_to_cell(row, 2)}+{xl_rowcol_to_cell(row, 3)}"
+            sheet.write_formula(row, 4, both, money, float(own + corrected))
+        rows = (first, max(first, first + len(sums) - 1))
+        totals = {}
+        for row, currency in enumerate(self.currencies, first + len(sums)):
+            parts = [(*values, values[1] + values[2]) for key, values in sums.items() if key[1] == currency]
+            sheet.write_string(row, 0, "Total", self.totals["text"])
+            sheet.write_string(row, 5, currency, self.totals["text"])
+            for number, column in enumerate(SUMMARY_COLUMNS[1:5], 1):
+                result = sum((values[number - 1] for values in parts), ZERO)
+                form = column.form if column.form != "money" else currency
+                self._write_total(sheet, (row, number), form, rows, result, 5)
+            totals[currency] = f"={SUMMARY_SHEET}!{xl_rowcol_to_cell(row, 4)}"
+        return totals
+
+    def _sums_by_centre(self) -> dict[tuple[str, str], list[Decimal]]:
+        """Return GPU-hours, charges and corrections by cost centre and currency."""
+        sums: dict[tuple[str, str], list[Decimal]] = {}
         for entry in self.entries:
-            found = sums.setdefault(entry.cost_centre, [ZERO, ZERO, ZERO])
+            found = sums.setdefault((entry.cost_centre, entry.currency), [ZERO, ZERO, ZERO])
             is_correction = entry.corrected_month is not None
             found[2 if is_correction else 1] += entry.amount
             # The hours of a correction are not hours of the month.
             if entry.bucket in CHARGED_BUCKETS and not is_correction:
                 found[0] += entry.gpu_hours
-        sums = {centre: found for centre, found in sums.items() if any(found)}
-        for row, (centre, (held, own, corrected)) in enumerate(sums.items(), first):
-            _write_text(sheet, row, 0, centre)
-            cell = xl_rowcol_to_cell(row, 0)
-            own_only = f'*({self._column("corrected_month")}="")'
-            charged = f'*(({self._column("bucket")}="used")+({self._column("bucket")}="reserved_unused"))'
-            self._write_sum(sheet, row, 1, cell, "gpu_hours", own_only + charged, held, hours)
-            self._write_sum(sheet, row, 2, cell, "amount", own_only, own, money)
-            corrections_only = f'*({self._column("corrected_month")}<>"")'
-            self._write_sum(sheet, row, 3, cell, "amount", corrections_only, corrected, money)
-            both = f"={xl_rowcol_to_cell(row, 2)}+{xl_rowcol_to_cell(row, 3)}"
-            sheet.write_formula(row, 4, both, money, float(own + corrected))
-        row = first + len(sums)
-        sheet.write_string(row, 0, "Total", self.totals["text"])
-        for number, column in enumerate(columns[1:], 1):
-            parts = [values[number - 1] if number < 4 else values[1] + values[2] for values in sums.values()]
-            self._write_total(sheet, number, column.form, (first, row - 1), row, sum(parts, ZERO))
-        return f"={SUMMARY_SHEET}!{xl_rowcol_to_cell(row, 4)}"
+        return {key: found for key, found in sums.items() if any(found)}
 
     def _facts(self) -> list[tuple[str, str]]:
         statement = self.state.statement
@@ -228,27 +247,38 @@ class ChargeWorkbook:
         sheet: Worksheet,
         row: int,
         column: int,
-        centre: str,
         summed: str,
         condition: str,
         result: Decimal,
         form: Format,
     ) -> None:
-        """Write a sum over the statement lines of a cost centre.
+        """Write a sum over the statement lines of the row's cost centre and currency.
 
         EXACT compares codes as they are. SUMIF would read a code such as ``<5`` as a condition.
         """
-        formula = (
-            f"=SUMPRODUCT(EXACT({self._column('cost_centre')},{centre}){condition}*{self._column(summed)})"
-        )
+        centre = f"EXACT({self._column('cost_centre')},{xl_rowcol_to_cell(row, 0)})"
+        currency = f"EXACT({self._column('currency')},{xl_rowcol_to_cell(row, 5)})"
+        formula = f"=SUMPRODUCT({centre}*{currency}{condition}*{self._column(summed)})"
         sheet.write_formula(row, column, formula, form, float(result))
 
     def _write_total(
-        self, sheet: Worksheet, column: int, form: str, rows: tuple[int, int], row: int, result: Decimal
+        self,
+        sheet: Worksheet,
+        cell: tuple[int, int],
+        form: str,
+        rows: tuple[int, int],
+        result: Decimal,
+        currency_column: int,
     ) -> None:
-        """Write the sum of ``rows`` of a column into ``row``."""
-        name = xl_col_to_name(column)
-        formula = f"=SUM({name}{rows[0] + 1}:{name}{max(rows) + 1})"
+        """Write the sum of ``rows`` of the cell's column, for the currency in the cell's row."""
+
+        def cells(column: int) -> str:
+            name = xl_col_to_name(column)
+            return f"{name}{rows[0] + 1}:{name}{rows[1] + 1}"
+
+        row, column = cell
+        wanted = xl_rowcol_to_cell(row, currency_column)
+        formula = f"=SUMPRODUCT(EXACT({cells(currency_column)},{wanted})*{cells(column)})"
         sheet.write_formula(row, column, formula, self.totals[form], float(result))
 
     def _write_head(self, sheet: Worksheet, columns: tuple[Column, ...], row: int = 0) -> None:
@@ -268,28 +298,33 @@ class ChargeWorkbook:
             self._write_row(sheet, row, columns, entry)
         if self.entries:
             sheet.autofilter(0, 0, row, len(columns) - 1)
-        totals = {"gpu_hours": "hours", "amount": "money", "cost": "money"}
-        for number, column in enumerate(columns):
-            if column.label in ("amount", "cost"):
-                result = sum((getattr(entry, column.label) for entry in self.entries), ZERO)
-                self._write_total(sheet, number, totals[column.label], (1, row), row + 2, result)
-        sheet.write_string(row + 2, 0, "Total", self.totals["text"])
+        for total, currency in enumerate(self.currencies, row + 2):
+            sheet.write_string(total, 0, "Total", self.totals["text"])
+            sheet.write_string(total, len(columns) - 1, currency, self.totals["text"])
+            for number, column in enumerate(columns):
+                if column.form == "money":
+                    result = self._sum(column.label, currency)
+                    rows = (1, max(1, row))
+                    self._write_total(sheet, (total, number), currency, rows, result, len(columns) - 1)
 
-    def _write_charges(self, sheet: Worksheet) -> tuple[Decimal, int]:
-        """Write the charge lines. Return the sum of their charges and their number."""
+    def _sum(self, name: str, currency: str) -> Decimal:
+        """Return the sum of ``amount`` or ``cost`` of the statement lines in a currency."""
+        return sum((getattr(each, name) for each in self.entries if each.currency == currency), ZERO)
+
+    def _write_charges(self, sheet: Worksheet) -> int:
+        """Write the charge lines. Return their number."""
         columns = tuple(column for column in CHARGE_COLUMNS if column.label != "cost" or self.scope.with_cost)
         self._write_head(sheet, columns)
         row = count = 0
-        exact = ZERO
         for line in export_charges(self.month, self.scope):
             if row == MAX_SHEET_LINES:
                 sheet, row = self.book.add_worksheet(f"{CHARGES_SHEET} {count // MAX_SHEET_LINES + 1}"), 0
                 self._write_head(sheet, columns)
             row += 1
             count += 1
-            exact += line.charged
+            self._exact[line.currency or self.state.currency] += line.charged
             self._write_row(sheet, row, columns, line)
-        return exact, count
+        return count
 
     def _write_row(self, sheet: Worksheet, row: int, columns: tuple[Column, ...], values: Any) -> None:
         """Write the attributes of ``values`` that have the names of the columns."""
@@ -304,7 +339,8 @@ class ChargeWorkbook:
             elif column.form == "time":
                 sheet.write_number(row, number, _day_number(value), self.formats["time"])
             else:
-                sheet.write_number(row, number, float(value), self.formats[column.form])
+                form = values.currency if column.form == "money" else column.form
+                sheet.write_number(row, number, float(value), self.formats[form])
 
     def _write_corrections(self, sheet: Worksheet) -> None:
         """Write the corrections of closed months by cost centre, with the facts that caused them."""
@@ -316,32 +352,44 @@ class ChargeWorkbook:
             sheet.write_string(row, 1, f"{block.corrected_month:%Y-%m}")
             _write_text(sheet, row, 2, causes)
             sheet.write_number(row, 3, block.gpu_hours, self.formats["hours"])
-            sheet.write_number(row, 4, float(block.charged), self.formats["money"])
+            sheet.write_number(
+                row, 4, float(block.charged), self.formats.get(block.currency, self.formats["exact"])
+            )
+            sheet.write_string(row, 5, block.currency)
 
-    def _write_checks(self, sheet: Worksheet, total: str, exact: Decimal, count: int) -> None:
+    def _write_checks(self, sheet: Worksheet, totals: dict[str, str], count: int) -> None:
         """Write the sums that must agree, the numbers of lines, and the checks of the close."""
         self._write_head(sheet, CHECK_COLUMNS)
-        amount = sum((entry.amount for entry in self.entries), ZERO)
-        money = self.formats["money"]
         row = 1
-        for label, formula in (("Summary", total), (LINES_SHEET, f"=SUM({self._column('amount')})")):
-            sheet.write_string(row, 0, label)
-            sheet.write_formula(row, 1, formula, money, float(amount))
-            row += 1
-        sheet.write_string(row, 0, "Difference")
-        sheet.write_formula(row, 1, "=B2-B3", money, 0)
-        sheet.write_string(row + 1, 0, f"{CHARGES_SHEET}, exact")
-        sheet.write_number(row + 1, 1, float(exact), self.formats["exact"])
+        for currency, total in totals.items():
+            money, amount = self.formats[currency], float(self._sum("amount", currency))
+            of_currency = f'EXACT({self._column("currency")},"{currency}")'
+            lines = f"=SUMPRODUCT({of_currency}*{self._column('amount')})"
+            for label, formula in ((SUMMARY_SHEET, total), (LINES_SHEET, lines)):
+                sheet.write_string(row, 0, f"{label}, {currency}")
+                sheet.write_formula(row, 1, formula, money, amount)
+                row += 1
+            sheet.write_string(row, 0, f"Difference, {currency}")
+            sheet.write_formula(row, 1, f"=B{row - 1}-B{row}", money, 0)
+            sheet.write_string(row + 1, 0, f"{CHARGES_SHEET}, exact, {currency}")
+            sheet.write_number(row + 1, 1, float(self._exact[currency]), self.formats["exact"])
+            row += 2
         for label, number in ((LINES_SHEET, len(self.entries)), (CHARGES_SHEET, count)):
-            sheet.write_string(row + 2, 0, f"{label}, rows")
-            sheet.write_number(row + 2, 1, number, self.formats["count"])
+            sheet.write_string(row, 0, f"{label}, rows")
+            sheet.write_number(row, 1, number, self.formats["count"])
             row += 1
-        row += 3
+        row += 1
         statement = self.state.statement
         for check in statement.checks if self.state.is_closed and statement else []:
             _write_text(sheet, row, 0, check["check"])
             sheet.write_string(row, 1, "passed" if check["ok"] else "excused")
             row += 1
+
+
+def _money_format(currency: str) -> str:
+    """Return the number format of amounts in a currency."""
+    decimals = decimals_of(currency)
+    return f"#,##0.{'0' * decimals}" if decimals else "#,##0"
 
 
 def _centre(entry: StatementEntry) -> tuple[str, bool]:

@@ -19,7 +19,8 @@ _CHARGES = """
     SELECT s.id AS statement_id, c.pool_id, c.cost_centre, c.team_id, c.project_id, c.workload_type, c.model,
         c.bucket, nullif(date_trunc('month', c.day)::date, c.month) AS corrected_month,
         c.user_id, c.workload_id, c.day, c.user_name, c.workload_name,
-        c.slot_seconds, c.cost, c.charged, e.covered_slot_seconds, e.used_slot_seconds
+        c.slot_seconds, c.cost, c.charged, e.covered_slot_seconds, e.used_slot_seconds,
+        s.currency AS statement_currency
     FROM telemetry_charge c JOIN telemetry_statement s ON s.month = c.month
     LEFT JOIN telemetry_chargeevidence e ON e.charge_id = c.id"""
 _ADDED_CHARGES = f"WITH charges AS ({_CHARGES} WHERE c.id = ANY(%(charges)s))"
@@ -28,9 +29,12 @@ _ADD_TO_LINES = f"""
 {_ADDED_CHARGES}
 INSERT INTO telemetry_statementline AS line (
     statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket, corrected_month,
-    idle_share, shared_out, due, pool_name, team_name, project_name,
+    currency, idle_share, shared_out, due, pool_name, team_name, project_name,
     slot_seconds, cost, charged, cost_cents, charged_cents, used_cents, idle_cents)
 SELECT statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket, corrected_month,
+    -- A correction has the currency of the month that it corrects.
+    coalesce((SELECT nullif(currency, '') FROM telemetry_statement WHERE month = corrected_month),
+        min(statement_currency)),
     false, false, true, '', '', '',
     sum(slot_seconds), sum(cost), sum(charged), 0, 0, 0, 0
 FROM charges GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9 ORDER BY 1, 2, 3, 4, 5, 6, 7, 8, 9
@@ -51,10 +55,8 @@ SELECT line.id, line.statement_id, c.user_id, c.workload_id, c.day, max(c.user_n
 FROM charges c JOIN telemetry_statementline line ON line.statement_id = c.statement_id
     AND line.pool_id = c.pool_id AND line.cost_centre = c.cost_centre AND line.workload_type = c.workload_type
     AND line.model = c.model AND line.bucket = c.bucket AND NOT line.idle_share
-    -- Unlike IS NOT DISTINCT FROM, these can be hashed.
-    AND coalesce(line.team_id, 0) = coalesce(c.team_id, 0)
-    AND coalesce(line.project_id, 0) = coalesce(c.project_id, 0)
-    AND coalesce(line.corrected_month, '-infinity') = coalesce(c.corrected_month, '-infinity')
+    AND line.team_id IS NOT DISTINCT FROM c.team_id AND line.project_id IS NOT DISTINCT FROM c.project_id
+    AND line.corrected_month IS NOT DISTINCT FROM c.corrected_month
 GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 3, 4, 5
 ON CONFLICT (line_id, user_id, workload_id, day) DO UPDATE SET
     slot_seconds = cell.slot_seconds + EXCLUDED.slot_seconds,
@@ -102,10 +104,7 @@ UPDATE telemetry_statementline SET due = true WHERE NOT due AND id IN (SELECT li
 
 # Both sides of a comparison with opposite signs: a group whose sums are not zero differs.
 _DIFFERENCES = f"""
-WITH charges AS MATERIALIZED (
-    SELECT pool_id, cost_centre, team_id, project_id, workload_type, model, bucket, corrected_month, user_id,
-        workload_id, day, sum(slot_seconds) AS slot_seconds, sum(cost) AS cost, sum(charged) AS charged
-    FROM ({_CHARGES} WHERE c.month = %(month)s) AS each GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11),
+WITH charges AS ({_CHARGES} WHERE c.month = %(month)s),
 lines AS (
     SELECT l.* FROM telemetry_statementline l JOIN telemetry_statement s ON s.id = l.statement_id
     WHERE s.month = %(month)s AND NOT l.idle_share),

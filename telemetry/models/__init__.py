@@ -24,7 +24,14 @@ from telemetry.models.charges import (
 from telemetry.models.close_proposals import CloseProposal
 from telemetry.models.cost_centre_statements import CostCentreStatement
 from telemetry.models.health import HealthEvent, HealthRule, Stray
-from telemetry.models.prices import MAX_FORGIVEN_MINUTES, CostCentre, Price, RefundLimit
+from telemetry.models.prices import (
+    MAX_FORGIVEN_MINUTES,
+    BillingCurrency,
+    CostCentre,
+    Price,
+    PriceFactor,
+    RefundLimit,
+)
 from telemetry.models.rollups import EvidenceDue, Rollup, RollupDue
 from telemetry.models.samples import (
     HOST_HOUR_TRANSITIONS,
@@ -47,6 +54,7 @@ from telemetry.models.statements import (
 
 __all__ = [
     "Batch",
+    "BillingCurrency",
     "BillingZone",
     "Budget",
     "BudgetAction",
@@ -71,6 +79,7 @@ __all__ = [
     "IdlePayer",
     "MAX_FORGIVEN_MINUTES",
     "Price",
+    "PriceFactor",
     "RefundLimit",
     "Retention",
     "Rollup",

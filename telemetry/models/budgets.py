@@ -6,6 +6,8 @@ from django.db import models
 from django.db.models import Q
 
 from scheduler.models import Project, Team
+from telemetry.core.currencies import DEFAULT_CURRENCY
+from telemetry.models.amounts import CurrencyAmountField
 
 
 class BudgetAction(models.TextChoices):
@@ -40,7 +42,10 @@ class Budget(models.Model):
     period = models.CharField(max_length=8, choices=BudgetPeriod.choices, default=BudgetPeriod.MONTH)
     month = models.DateField(help_text="first day of the period")
     measure = models.CharField(max_length=10, choices=BudgetMeasure.choices, default=BudgetMeasure.MONEY)
-    amount = models.DecimalField(max_digits=14, decimal_places=2, help_text="limit, in units of the measure")
+    currency = models.CharField(
+        max_length=3, default=DEFAULT_CURRENCY, help_text="of a budget in money; only this currency counts"
+    )
+    amount = CurrencyAmountField(help_text="limit, in units of the measure")
     action = models.CharField(max_length=16, choices=BudgetAction.choices, default=BudgetAction.NOTIFY)
     notified_percent = models.PositiveSmallIntegerField(default=0)
 
@@ -76,9 +81,9 @@ class BudgetForecast(models.Model):
     budget = models.OneToOneField(
         Budget, primary_key=True, on_delete=models.CASCADE, related_name="spend_forecast"
     )
-    expected = models.DecimalField(max_digits=18, decimal_places=2)
-    low = models.DecimalField(max_digits=18, decimal_places=2)
-    high = models.DecimalField(max_digits=18, decimal_places=2)
+    expected = CurrencyAmountField()
+    low = CurrencyAmountField()
+    high = CurrencyAmountField()
     past_periods = models.PositiveSmallIntegerField(default=0)
     past_inside = models.PositiveSmallIntegerField(default=0)
     as_of = models.DateTimeField()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import date
+from decimal import Decimal
 
 from django.conf import settings
 from django.db import models
 from django.db.models import F, Q
 
 from scheduler.models import Allocation, Gpu, HostStateChange, Pool, Project, Reservation, Team, Workload
+from telemetry.core.amounts import MICRO, round_amount
 from telemetry.core.billing_calendar import corrected_month
-from telemetry.models.prices import Price
+from telemetry.models.prices import Price, PriceFactor
 
 
 class ChargeBucketChoices(models.TextChoices):
@@ -44,12 +46,7 @@ class Charge(models.Model):
     renaming a team does not change earlier lines.
     """
 
-    # Each foreign key of the database costs a check for each line, and each index an entry. The allocation,
-    # the reservation and the GPU have foreign keys. These rows keep their pool, workload, project, team and
-    # person from being deleted (docs/decisions/0019).
-    pool = models.ForeignKey(
-        Pool, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
-    )
+    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
     month = models.DateField(help_text="first day of the month of its statement")
     bucket = models.CharField(max_length=16, choices=ChargeBucketChoices.choices)
     day = models.DateField(help_text="billing day of ``start``; its month is the month of the time")
@@ -57,33 +54,37 @@ class Charge(models.Model):
     end = models.DateTimeField()
     slots = models.IntegerField(help_text="840 is one GPU; negative in a reversal")
     slot_seconds = models.BigIntegerField(help_text="slots x whole seconds; negative in a reversal")
-    gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="+", db_index=False)
+    gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="+")
     model = models.CharField(max_length=60)
-    allocation = models.ForeignKey(
-        Allocation, null=True, on_delete=models.PROTECT, related_name="charges", db_index=False
-    )
-    reservation = models.ForeignKey(
-        Reservation, null=True, on_delete=models.PROTECT, related_name="charges", db_index=False
-    )
-    workload = models.ForeignKey(
-        Workload, null=True, on_delete=models.PROTECT, related_name="charges", db_constraint=False
-    )
-    team = models.ForeignKey(
-        Team, null=True, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
-    )
-    project = models.ForeignKey(
-        Project, null=True, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
-    )
-    user = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+", db_constraint=False
-    )
+    allocation = models.ForeignKey(Allocation, null=True, on_delete=models.PROTECT, related_name="charges")
+    reservation = models.ForeignKey(Reservation, null=True, on_delete=models.PROTECT, related_name="charges")
+    workload = models.ForeignKey(Workload, null=True, on_delete=models.PROTECT, related_name="charges")
+    team = models.ForeignKey(Team, null=True, on_delete=models.PROTECT, related_name="+")
+    project = models.ForeignKey(Project, null=True, on_delete=models.PROTECT, related_name="+")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+")
     team_name = models.CharField(max_length=80, default="")
     project_name = models.CharField(max_length=80, default="")
     user_name = models.CharField(max_length=150, default="")
     workload_name = models.CharField(max_length=80, default="")
     workload_type = models.CharField(max_length=12, default="")
     cost_centre = models.CharField(max_length=40, default="")
-    price = models.ForeignKey(Price, null=True, on_delete=models.PROTECT, related_name="+", db_index=False)
+    price = models.ForeignKey(Price, null=True, on_delete=models.PROTECT, related_name="+")
+    priority_factor = models.ForeignKey(
+        PriceFactor,
+        null=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        db_index=False,
+        help_text="factor of the priority on the price; empty: 1",
+    )
+    type_factor = models.ForeignKey(
+        PriceFactor,
+        null=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        db_index=False,
+        help_text="factor of the workload type on the price; empty: 1",
+    )
     cost = models.DecimalField(
         max_digits=18, decimal_places=6, help_text="cost of these slot-seconds to the owner"
     )
@@ -121,15 +122,23 @@ class Charge(models.Model):
             models.Index(fields=["gpu", "start"]),
             models.Index(fields=["team", "start"]),
             models.Index(fields=["allocation"]),
-            models.Index(
-                fields=["reservation"],
-                condition=Q(reservation__isnull=False),
-                name="charges_of_a_reservation",
-            ),
             models.Index(fields=["month"], condition=UNMAPPED_LINE, name="charges_without_cost_centre"),
             models.Index(fields=["month"], condition=Q(corrects__isnull=False), name="correcting_charges"),
             models.Index(fields=["month"], condition=Q(simulated=True), name="simulated_charges"),
         ]
+
+    @property
+    def price_factor(self) -> Decimal:
+        """Return the product of the factors on the price; 1 without factors."""
+        of_priority = self.priority_factor.factor if self.priority_factor else Decimal(1)
+        return of_priority * (self.type_factor.factor if self.type_factor else Decimal(1))
+
+    @property
+    def work_price(self) -> Decimal | None:
+        """Return the price of a GPU-hour with its factors, rounded to six decimals; None without a price."""
+        if self.price is None:
+            return None
+        return round_amount(self.price.price_per_gpu_hour * self.price_factor, MICRO)
 
 
 class ChargeEvidence(models.Model):

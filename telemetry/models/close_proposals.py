@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import models
 
+from telemetry.models.amounts import CurrencyAmountField
 from telemetry.models.statements import Statement
 
 
@@ -18,7 +19,7 @@ class CloseProposal(models.Model):
     statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="proposals")
     proposed_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
     proposed_at = models.DateTimeField()
-    charged = models.DecimalField(max_digits=14, decimal_places=2, help_text="charged total of the month")
+    charged = CurrencyAmountField(help_text="charged total of the month")
     lines_digest = models.CharField(max_length=64, help_text="SHA-256 of the lines of the statement")
     missing_samples_reason = models.CharField(
         max_length=1000, default="", blank=True, help_text="why the month is closed without missing samples"

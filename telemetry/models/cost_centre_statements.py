@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 
+from telemetry.models.amounts import CurrencyAmountField
 from telemetry.models.statements import Statement
 
 
@@ -26,14 +27,9 @@ class CostCentreStatement(models.Model):
     issuer = models.CharField(max_length=80, default="", blank=True, help_text="name of the organisation")
     tax_text = models.CharField(max_length=300, default="", blank=True)
     due_on = models.DateField()
-    total = models.DecimalField(max_digits=14, decimal_places=2, help_text="sum of the cents of its lines")
+    total = CurrencyAmountField(help_text="sum of the cents of its lines")
 
-    budget = models.DecimalField(
-        max_digits=14,
-        decimal_places=2,
-        null=True,
-        help_text="budget of the cost centre for the month; empty: none",
-    )
+    budget = CurrencyAmountField(null=True, help_text="budget of the cost centre for the month; empty: none")
 
     class Meta:
         constraints = [

@@ -5,13 +5,28 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 
-from scheduler.models import Pool, Project
+from scheduler.models import PRIORITIES, Pool, Project, WorkloadType
+from telemetry.core.currencies import DEFAULT_CURRENCY
+
+
+class BillingCurrency(models.Model):
+    """The currency of all months from ``first_month`` on, until the next row.
+
+    A month has one currency. It applies from the first month that has no statement yet. The table is
+    append-only.
+    """
+
+    currency = models.CharField(max_length=3)
+    first_month = models.DateField(unique=True, help_text="first day of the month")
+    valid_from = models.DateTimeField(unique=True, help_text="start of the first month")
+    created_at = models.DateTimeField()
 
 
 class Price(models.Model):
     """A line of the rate card: the cost and the price of one GPU-hour of a model from a date on.
 
-    The table is append-only. The cost and the price of a slice are in proportion to its slots.
+    The table is append-only. The cost and the price of a slice are in proportion to its slots. A price
+    applies in the months whose currency it has.
     """
 
     pool = models.ForeignKey(
@@ -24,6 +39,7 @@ class Price(models.Model):
     price_per_gpu_hour = models.DecimalField(
         max_digits=12, decimal_places=6, help_text="price per GPU-hour that teams are charged"
     )
+    currency = models.CharField(max_length=3, default=DEFAULT_CURRENCY)
     valid_from = models.DateTimeField()
     note = models.CharField(max_length=300, default="", blank=True, help_text="how the cost was calculated")
     created_at = models.DateTimeField()
@@ -31,14 +47,47 @@ class Price(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["pool", "model", "valid_from"],
-                name="one_price_per_model_and_date",
+                fields=["pool", "model", "currency", "valid_from"],
+                name="one_price_per_model_currency_and_date",
                 nulls_distinct=False,
             ),
             models.CheckConstraint(
                 condition=Q(cost_per_gpu_hour__gte=0) & Q(price_per_gpu_hour__gte=0),
                 name="prices_are_not_negative",
             ),
+        ]
+
+
+class PriceFactor(models.Model):
+    """A factor on the price of work of one priority, or of one workload type, from a date on.
+
+    It multiplies the price, not the cost. Time inside a reservation and in a dedicated pool has no factor,
+    because it is paid for whether used or not. The table is append-only.
+    """
+
+    pool = models.ForeignKey(
+        Pool, null=True, blank=True, on_delete=models.PROTECT, help_text="empty: every shared pool"
+    )
+    priority = models.PositiveSmallIntegerField(null=True, blank=True, choices=PRIORITIES)
+    workload_type = models.CharField(max_length=12, default="", blank=True, choices=WorkloadType.choices)
+    factor = models.DecimalField(max_digits=7, decimal_places=4, help_text="1 is the price itself")
+    valid_from = models.DateTimeField()
+    note = models.CharField(max_length=300, default="", blank=True)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["pool", "priority", "workload_type", "valid_from"],
+                name="one_price_factor_per_kind_and_date",
+                nulls_distinct=False,
+            ),
+            models.CheckConstraint(
+                condition=Q(priority__isnull=False, workload_type="")
+                | (Q(priority__isnull=True) & ~Q(workload_type="")),
+                name="a_price_factor_is_of_a_priority_or_of_a_type",
+            ),
+            models.CheckConstraint(condition=Q(factor__gt=0), name="a_price_factor_is_positive"),
         ]
 
 

@@ -6,6 +6,8 @@ from django.conf import settings
 from django.db import models
 
 from scheduler.models import Pool, Project, Team, Workload
+from telemetry.core.currencies import DEFAULT_CURRENCY
+from telemetry.models.amounts import CurrencyAmountField
 
 
 class StatementState(models.TextChoices):
@@ -27,7 +29,9 @@ class Statement(models.Model):
     state = models.CharField(max_length=8, choices=StatementState.choices, default=StatementState.OPEN)
     idle_payer = models.CharField(max_length=10, choices=IdlePayer.choices, default=IdlePayer.OPERATOR)
     currency = models.CharField(
-        max_length=3, default="", blank=True, help_text="currency of the month, set at the close"
+        max_length=3,
+        default=DEFAULT_CURRENCY,
+        help_text="currency of the month, set when it is first charged; of old months at the close",
     )
     time_zone = models.CharField(
         max_length=60, default="", blank=True, help_text="time zone of the month, set at the close"
@@ -87,7 +91,8 @@ class LedgerSums(models.Model):
     """The sums of charge lines, and the cents that pages, files and API answers show.
 
     ``slot_seconds``, ``cost`` and ``charged`` are written in the transaction that writes the charge lines.
-    The columns of cents and the measured use of a line are written by ``assign_due_cents``.
+    The columns of cents and the measured use of a line are written by ``assign_due_cents``. A cent is the
+    smallest unit of the currency of the line.
     """
 
     slot_seconds = models.BigIntegerField(default=0)
@@ -95,18 +100,10 @@ class LedgerSums(models.Model):
     charged = models.DecimalField(max_digits=18, decimal_places=6, default=0)
     covered_slot_seconds = models.FloatField(null=True, help_text="held time with samples; empty: not held")
     used_slot_seconds = models.FloatField(null=True, help_text="utilisation x held time; empty: unknown")
-    cost_cents = models.DecimalField(
-        max_digits=14, decimal_places=2, default=0, help_text="cost, a part of the rounded total of the month"
-    )
-    charged_cents = models.DecimalField(
-        max_digits=14, decimal_places=2, default=0, help_text="charge, a part of the rounded total"
-    )
-    used_cents = models.DecimalField(
-        max_digits=14, decimal_places=2, default=0, help_text="charge of measured use"
-    )
-    idle_cents = models.DecimalField(
-        max_digits=14, decimal_places=2, default=0, help_text="charge of measured time without use"
-    )
+    cost_cents = CurrencyAmountField(default=0, help_text="cost, a part of the rounded total of the month")
+    charged_cents = CurrencyAmountField(default=0, help_text="charge, a part of the rounded total")
+    used_cents = CurrencyAmountField(default=0, help_text="charge of measured use")
+    idle_cents = CurrencyAmountField(default=0, help_text="charge of measured time without use")
 
     class Meta:
         abstract = True
@@ -132,6 +129,11 @@ class StatementLine(LedgerSums):
     bucket = models.CharField(max_length=16)
     corrected_month = models.DateField(
         null=True, help_text="first day of the closed month that the charges correct; empty: none"
+    )
+    currency = models.CharField(
+        max_length=3,
+        default=DEFAULT_CURRENCY,
+        help_text="currency of its amounts: that of the month of the use",
     )
     idle_share = models.BooleanField(
         default=False, help_text="a team's part of the idle time of the pool; not made from charge lines"
@@ -185,21 +187,11 @@ class ChargeCell(LedgerSums):
     """
 
     line = models.ForeignKey(StatementLine, on_delete=models.CASCADE, related_name="cells", db_index=False)
-    # The line has a foreign key to the statement, and allocations to the workload and its owner.
-    statement = models.ForeignKey(
-        Statement, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
-    )
+    statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="+", db_index=False)
     user = models.ForeignKey(
-        settings.AUTH_USER_MODEL,
-        null=True,
-        on_delete=models.PROTECT,
-        related_name="+",
-        db_constraint=False,
-        db_index=False,
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+", db_index=False
     )
-    workload = models.ForeignKey(
-        Workload, null=True, on_delete=models.PROTECT, related_name="charge_cells", db_constraint=False
-    )
+    workload = models.ForeignKey(Workload, null=True, on_delete=models.PROTECT, related_name="charge_cells")
     day = models.DateField()
     user_name = models.CharField(max_length=150, default="", help_text="name when first charged")
     workload_name = models.CharField(max_length=80, default="", help_text="name when first charged")

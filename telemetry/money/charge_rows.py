@@ -13,12 +13,10 @@ from datetime import date, datetime
 
 from django.db.models import Q
 
-from scheduler.models import Team
+from scheduler.models import Allocation, Project, Reservation, Team
 from telemetry.core.charge_model import ChargePiece
 from telemetry.core.charge_pieces import charge_pieces, price_pieces
-from telemetry.ledger.charge_owners import load_allocation_owners, load_reservation_owners
 from telemetry.ledger.locks import lock_ledger
-from telemetry.ledger.row_copy import copy_new_rows
 from telemetry.ledger.sums import add_to_sums
 from telemetry.models import Charge, ChargeBucketChoices, CostCentre, Statement, StatementState
 from telemetry.money.billing_months import billing_calendar
@@ -59,8 +57,7 @@ def insert_charges(rows: Sequence[Charge], now: datetime) -> list[Charge]:
     if not rows:
         return []
     lock_ledger()
-    made = list(rows)
-    copy_new_rows(made)
+    made = Charge.objects.bulk_create(rows, batch_size=2000)
     write_evidence([row for row in made if not row.reversal], now)
     write_reversed_evidence([row.corrects_id for row in made if row.reversal and row.corrects_id], now)
     add_to_sums([row.pk for row in made])
@@ -98,6 +95,8 @@ def charge_rows(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
             gpu_id=line.gpu.id,
             model=line.gpu.model,
             price_id=line.piece.rate.id if line.piece.rate else None,
+            priority_factor_id=line.piece.factor.priority_factor if line.piece.factor else None,
+            type_factor_id=line.piece.factor.type_factor if line.piece.factor else None,
             cost=line.piece.cost,
             charged=line.piece.charged,
             corrects_id=line.corrects,
@@ -118,11 +117,24 @@ class _ChargeNames:
     """The projects, owners, names and cost centres of many drafts, loaded with a fixed number of queries."""
 
     def __init__(self, lines: Sequence[ChargeDraft]) -> None:
-        self.allocations = load_allocation_owners({line.piece.owner.allocation for line in lines} - {0})
-        self.reservations = load_reservation_owners({line.piece.owner.reservation for line in lines} - {0})
+        allocations = {line.piece.owner.allocation for line in lines} - {0}
+        self.allocations = {
+            row.pk: row
+            for row in Allocation.objects.filter(pk__in=allocations).select_related(
+                "workload__owner", "project__team"
+            )
+        }
+        reservations = {line.piece.owner.reservation for line in lines} - {0}
+        self.reservations = {
+            row.pk: row
+            for row in Reservation.objects.filter(pk__in=reservations).select_related(
+                "owner", "project__team"
+            )
+        }
         teams = {line.gpu.team for line in lines if line.gpu.team is not None}
         self.teams = Team.with_removed.in_bulk(teams)
-        projects = {each.project for each in (*self.allocations.values(), *self.reservations.values())}
+        projects = {allocation.project_id for allocation in self.allocations.values()}
+        projects |= {reservation.project_id for reservation in self.reservations.values()}
         pools = {line.gpu.pool for line in lines if line.gpu.team is not None}
         self.project_centres: dict[int, list[CostCentre]] = defaultdict(list)
         self.pool_centres: dict[int, list[CostCentre]] = defaultdict(list)
@@ -135,20 +147,35 @@ class _ChargeNames:
 
     def fill_in(self, row: Charge, line: ChargeDraft) -> None:
         """Set the holder, project, team and user of a row, their names, and the cost centre."""
-        key = line.piece.owner
-        row.allocation_id, row.reservation_id = key.allocation or None, key.reservation or None
-        owner = self.allocations.get(key.allocation) or self.reservations.get(key.reservation)
-        if owner is not None:
-            row.workload_id, row.workload_name = owner.workload, owner.workload_name
-            row.workload_type, row.simulated = owner.workload_type, owner.simulated
-            row.project_id, row.project_name = owner.project, owner.project_name
-            row.team_id, row.team_name = owner.team, owner.team_name
-            row.user_id, row.user_name = owner.user, owner.user_name
-            row.cost_centre = _code_at(self.project_centres[owner.project], line.piece.start)
-        elif key.bucket == ChargeBucketChoices.RESERVED_UNUSED and line.gpu.team is not None:
+        owner = line.piece.owner
+        project: Project | None = None
+        if owner.allocation:
+            allocation = self.allocations[owner.allocation]
+            workload, project = allocation.workload, allocation.project
+            row.allocation, row.workload, row.user = allocation, workload, workload.owner
+            row.workload_name, row.workload_type = workload.name, workload.type
+            row.simulated = workload.simulated
+        if owner.reservation:
+            reservation = self.reservations[owner.reservation]
+            row.reservation = reservation
+            if project is None:
+                project, row.user = reservation.project, reservation.owner
+        if (
+            project is None
+            and owner.bucket == ChargeBucketChoices.RESERVED_UNUSED
+            and line.gpu.team is not None
+        ):
             # A dedicated pool belongs to one team, which pays for the unused time of its GPUs.
-            row.team_id, row.team_name = line.gpu.team, self.teams[line.gpu.team].name
+            row.team = self.teams[line.gpu.team]
+            row.team_name = row.team.name
             row.cost_centre = _code_at(self.pool_centres[line.gpu.pool], line.piece.start)
+        elif project is not None:
+            row.project, row.project_name = project, project.name
+            row.team, row.team_name = project.team, project.team.name
+        if row.user is not None:
+            row.user_name = row.user.get_username()
+        if project is not None:
+            row.cost_centre = _code_at(self.project_centres[project.pk], line.piece.start)
 
 
 def _code_at(centres: Iterable[CostCentre], moment: datetime) -> str:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 
+from django.db.models import F, OuterRef, Q, QuerySet, Subquery
+
+from telemetry.core.amounts import ZERO
 from telemetry.core.charge_model import Rate
-from telemetry.models import Price
+from telemetry.models import BillingCurrency, Price
+
+NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 class RateCard:
     """The cost and the price of GPU models over time.
 
     If a pool has its own prices for a model, they replace the prices for all pools, from the date of the
-    pool's first own price.
+    pool's first own price. When the currency of the months changes, only prices in the new currency that
+    begin at the change or later apply.
     """
 
     def __init__(self, prices: Iterable[Price]) -> None:
-        """Build the card from ``prices`` in order of time."""
+        """Build the card from ``prices`` in order of time, as ``_prices_in_their_currency`` returns them."""
         self._own: dict[tuple[int | None, str], list[Price]] = defaultdict(list)
         for price in prices:
             self._own[price.pool_id, price.model].append(price)
@@ -26,25 +32,67 @@ class RateCard:
     def rates(self, pool: int | None, model: str) -> tuple[Rate, ...]:
         """Return the rates of a model in a pool, in order of time.
 
-        If ``pool`` is None, return the rates for pools without own prices.
+        If ``pool`` is None, return the rates for pools without own prices. A currency that ends without a
+        price in the next one is followed by a rate of zero without an id, so that its time has no price.
         """
         general = self._own.get((None, model), [])
         special = self._own.get((pool, model), []) if pool is not None else []
-        first_special = special[0].valid_from if special else None
-        before = [price for price in general if first_special is None or price.valid_from < first_special]
-        return tuple(
-            Rate(price.valid_from, price.cost_per_gpu_hour, price.price_per_gpu_hour, price.pk)
-            for price in (*before, *special)
-        )
+        rates: list[Rate] = []
+        # The prices of one currency, until the next one begins, have the same end.
+        ends = sorted({_currency_end(price) for price in (*general, *special)})
+        for end in ends:
+            of_currency = _own_before_general(
+                [price for price in general if _currency_end(price) == end],
+                [price for price in special if _currency_end(price) == end],
+            )
+            if rates and rates[-1].since == of_currency[0].valid_from:
+                rates.pop()
+            rates += [
+                Rate(price.valid_from, price.cost_per_gpu_hour, price.price_per_gpu_hour, price.pk)
+                for price in of_currency
+            ]
+            if end != NEVER:
+                rates.append(Rate(end, ZERO, ZERO))
+        return tuple(rates)
 
     def at(self, pool: int | None, model: str, now: datetime) -> Rate | None:
         """Return the rate in force at ``now``; None before the first rate."""
-        return next((rate for rate in reversed(self.rates(pool, model)) if rate.since <= now), None)
+        rate = next((rate for rate in reversed(self.rates(pool, model)) if rate.since <= now), None)
+        return None if rate is None or rate.id is None else rate
+
+
+def _own_before_general(general: list[Price], special: list[Price]) -> list[Price]:
+    """Return the prices in force over time: the general prices until the first own price of the pool."""
+    first_special = special[0].valid_from if special else None
+    before = [price for price in general if first_special is None or price.valid_from < first_special]
+    return [*before, *special]
+
+
+def _currency_end(price: Price) -> datetime:
+    """Return the time at which the currency of a price ends; NEVER if no other currency is planned."""
+    end: datetime | None = price.currency_end  # type: ignore[attr-defined]
+    return end or NEVER
+
+
+def _prices_in_their_currency() -> QuerySet[Price]:
+    """Return the prices whose currency is that of their month, in order of time.
+
+    ``currency_end`` is the time of the next change of the currency; None if there is none.
+    """
+    changes = BillingCurrency.objects
+    at_start = changes.filter(valid_from__lte=OuterRef("valid_from")).order_by("-valid_from")
+    later = changes.filter(valid_from__gt=OuterRef("valid_from"))
+    prices = Price.objects.annotate(
+        month_currency=Subquery(at_start.values("currency")[:1]),
+        currency_end=Subquery(later.order_by("valid_from").values("valid_from")[:1]),
+    )
+    in_currency = Q(month_currency=None) | Q(month_currency=F("currency"))
+    return prices.filter(in_currency).order_by("valid_from", "id")
 
 
 def load_rate_card(models: Collection[str] | None = None) -> RateCard:
     """Return the rate card of these models; None means all models. Runs one query."""
-    prices = Price.objects.order_by("valid_from", "id")
+    prices = _prices_in_their_currency()
     return RateCard(prices if models is None else prices.filter(model__in=models))
 
 

@@ -1,4 +1,4 @@
-"""Reconcile charges with the cost of the GPUs, per pool and month.
+"""Reconcile charges with the cost of the GPUs, per pool, month and currency.
 
 This equation must hold exactly, to the last decimal of the ledger:
 
@@ -11,6 +11,9 @@ This equation must hold exactly, to the last decimal of the ledger:
 - ``overhead``: the cost of unhealthy time and maintenance.
 - ``cost``: the cost of the GPUs, computed from the rate card and the charged time of each GPU. The charge
   lines are not used.
+
+A month has one currency. A correction of a month with another currency has a row of its own. Its cost is 0,
+because a correction only moves cost between payers.
 """
 
 from __future__ import annotations
@@ -25,11 +28,13 @@ from typing import Any
 from django.db.models import Sum
 
 from scheduler.models import Pool
-from telemetry.core.amounts import CENT, ZERO, round_amount
+from telemetry.core.amounts import ZERO, round_amount
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.core.charge_pieces import asset_cost
+from telemetry.core.currencies import smallest_unit
 from telemetry.models import ChargeBucketChoices, ChargedUntil, StatementLine
 from telemetry.money.billing_months import month_bounds
+from telemetry.money.pricing.billing_currencies import currency_of_month
 from telemetry.money.rate_card import load_rates
 
 UNCHARGED_BUCKETS = (ChargeBucketChoices.PREEMPTED, ChargeBucketChoices.HARDWARE_LOST)
@@ -55,7 +60,7 @@ class CostTerms:
 
 @dataclass(frozen=True)
 class CostReconciliation:
-    """The reconciliation of one pool and month.
+    """The reconciliation of one pool, month and currency.
 
     ``exact`` has the decimals of the ledger, and ``cents`` are sums of the cents of the statement lines.
     ``cost`` is the exact right side of the equation.
@@ -63,6 +68,7 @@ class CostReconciliation:
 
     pool: int
     pool_name: str
+    currency: str
     exact: CostTerms
     cents: CostTerms
     cost: Decimal
@@ -86,6 +92,7 @@ def reconciliation_in_cents(pools: Sequence[CostReconciliation]) -> list[dict[st
     return [
         {
             "pool": pool.pool_name,
+            "currency": pool.currency,
             "charged": str(pool.cents.charged),
             "margin": str(pool.cents.margin),
             "uncharged": str(pool.cents.uncharged),
@@ -103,35 +110,43 @@ def _imbalance_in_cents(pool: CostReconciliation) -> Decimal:
     If the sides differ, the result is at least one cent in absolute value, so that rounding cannot hide the
     difference.
     """
-    by = pool.total - pool.cost
-    return ZERO if pool.holds else max(CENT, round_amount(by)) if by > 0 else min(-CENT, round_amount(by))
+    by, cent = pool.total - pool.cost, smallest_unit(pool.currency)
+    rounded = round_amount(by, cent)
+    return ZERO if pool.holds else max(cent, rounded) if by > 0 else min(-cent, rounded)
 
 
 def reconcile_costs(month: date) -> list[CostReconciliation]:
     """Return the reconciliation of each pool that has GPUs or charges in the month, in order of pool name.
 
-    The left side is summed from statement lines. Before the close, a check compares these with the charges.
+    A pool has one row per currency, that of the month first. The left side is summed from statement lines.
+    Before the close, a check compares these with the charges.
     """
-    rows: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    own = currency_of_month(month)
+    rows: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     lines = StatementLine.objects.filter(statement__month=month, shared_out=False, pool__isnull=False)
-    for row in lines.values("pool", "bucket", "idle_share").annotate(
+    for row in lines.values("pool", "currency", "bucket", "idle_share").annotate(
         exact_cost=Sum("cost"),
         exact_charged=Sum("charged"),
         cents_of_cost=Sum("cost_cents"),
         cents_of_charge=Sum("charged_cents"),
     ):
-        rows[row["pool"]].append(dict(row))
-    costs = asset_cost_by_pool(month)
-    pools = Pool.with_removed.filter(pk__in={*rows, *costs}).order_by("name", "pk")
+        rows[row["pool"], row["currency"]].append(dict(row))
+    costs = {(pool, own): cost for pool, cost in asset_cost_by_pool(month).items()}
+    names = dict(
+        Pool.with_removed.filter(pk__in={pool for pool, _ in {*rows, *costs}}).values_list("pk", "name")
+    )
     return [
         CostReconciliation(
-            pool=pool.pk,
-            pool_name=pool.name,
-            exact=_terms(rows[pool.pk], "exact_charged", "exact_cost"),
-            cents=_terms(rows[pool.pk], "cents_of_charge", "cents_of_cost"),
-            cost=costs.get(pool.pk, ZERO),
+            pool=pool,
+            pool_name=names[pool],
+            currency=currency,
+            exact=_terms(rows[pool, currency], "exact_charged", "exact_cost"),
+            cents=_terms(rows[pool, currency], "cents_of_charge", "cents_of_cost"),
+            cost=costs.get((pool, currency), ZERO),
         )
-        for pool in pools
+        for pool, currency in sorted(
+            {*rows, *costs}, key=lambda key: (names[key[0]], key[0], key[1] != own, key[1])
+        )
     ]
 
 

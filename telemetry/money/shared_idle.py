@@ -12,6 +12,7 @@ from django.db.models import Sum
 
 from scheduler.models import Team
 from telemetry.core.amounts import MICRO, round_parts, split_amount
+from telemetry.core.currencies import smallest_unit
 from telemetry.ledger.cents import assign_cents
 from telemetry.ledger.locks import lock_ledger
 from telemetry.models import ChargeCell, IdlePayer, Statement, StatementLine
@@ -46,6 +47,7 @@ def idle_cost_by_team(month: date, payer: str) -> dict[str, Decimal]:
 
     The part that nobody pays has the name "": it stays with the operator. For the payer in force, the amounts
     are those of the statement. For other payers they may differ by a cent from the later statement.
+    Corrections in another currency than that of the month are left out.
     """
     statement = Statement.objects.filter(month=month).first()
     if statement is None:
@@ -56,7 +58,7 @@ def idle_cost_by_team(month: date, payer: str) -> dict[str, Decimal]:
         {each.month: each.idle_payer for each in Statement.objects.all()} | {month: payer}
     )
     exact: dict[int | None, Decimal] = defaultdict(Decimal)
-    for line in _idle_lines(statement):
+    for line in _idle_lines(statement, currency=statement.currency):
         shares = weights.of(line)
         if not shares:
             exact[None] += line.cost
@@ -66,12 +68,12 @@ def idle_cost_by_team(month: date, payer: str) -> dict[str, Decimal]:
                 exact[team] += cost
     teams = sorted(exact, key=lambda team: team or 0)
     names = dict(Team.with_removed.filter(pk__in=[team for team in teams if team]).values_list("pk", "name"))
-    cents = round_parts([exact[team] for team in teams])
+    cents = round_parts([exact[team] for team in teams], smallest_unit(statement.currency))
     return {names.get(team or 0, ""): amount for team, amount in zip(teams, cents, strict=True)}
 
 
 def _idle_cents_in_force(statement: Statement) -> dict[str, Decimal]:
-    idle = statement.lines.filter(bucket__in=IDLE_BUCKETS, shared_out=False)
+    idle = statement.lines.filter(bucket__in=IDLE_BUCKETS, shared_out=False, currency=statement.currency)
     rows = idle.values_list("team__name").annotate(total=Sum("cost_cents"))
     return {name or "": total for name, total in rows.order_by("team__name")}
 
@@ -97,9 +99,9 @@ class _WeightsByMonth:
         return self._loaded[month].get((line.pool_id or 0, line.model), {})
 
 
-def _idle_lines(statement: Statement) -> list[StatementLine]:
-    """Return the lines of idle time that are made from charges."""
-    lines = statement.lines.filter(bucket__in=IDLE_BUCKETS, team=None, idle_share=False)
+def _idle_lines(statement: Statement, **where: Any) -> list[StatementLine]:
+    """Return the lines of idle time that are made from charges. ``where`` are further filters."""
+    lines = statement.lines.filter(bucket__in=IDLE_BUCKETS, team=None, idle_share=False, **where)
     return list(lines.select_related("statement").order_by("pk"))
 
 
@@ -161,7 +163,7 @@ def _write_team_line(
         "idle_share": True,
         "gpu_hours": None,
     }
-    row, made = StatementLine.objects.get_or_create(**key)
+    row, made = StatementLine.objects.get_or_create(**key, defaults={"currency": line.currency})
     written = {} if made else {cell.day: (cell.slot_seconds, cell.cost) for cell in row.cells.all()}
     if not made and written == {day: (seconds, cost) for day, seconds, cost in days}:
         return row.pk
@@ -188,7 +190,7 @@ def _write_team_line(
 
 def _main_cost_centres(statement: Statement) -> dict[int, str]:
     """Return, by team id, the cost centre that pays the largest part of the team's charges of the month."""
-    lines = statement.lines.filter(idle_share=False, team__isnull=False)
+    lines = statement.lines.filter(idle_share=False, team__isnull=False, currency=statement.currency)
     sums = lines.values_list("team", "cost_centre").annotate(total=Sum("charged"))
     best: dict[int, str] = {}
     for team, centre, _ in sorted(sums, key=lambda row: (-row[2], row[1])):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -30,25 +31,31 @@ CSV_COLUMNS = (
 )
 
 
-def statement_csv(month: date, currency: str = "") -> str:
+def statement_csv(month: date) -> str:
     """Return the lines of a month as CSV with a header.
 
     For a closed month, the digest that the statement stores is the digest of exactly this text.
     """
     statement = Statement.objects.filter(month=month).first()
-    if statement is not None and statement.state == StatementState.CLOSED:
-        return entries_to_csv(month, statement_lines(month), statement.currency, statement.digest_format)
-    return entries_to_csv(month, statement_lines(month), currency)
+    is_closed = statement is not None and statement.state == StatementState.CLOSED
+    if statement is not None and is_closed and statement.digest_format == 1:
+        return _csv_of_format_1(month, statement.currency)
+    return entries_to_csv(month, statement_lines(month))
 
 
-def entries_to_csv(month: date, rows: Iterable[StatementEntry], currency: str, digest_format: int = 2) -> str:
-    """Return statement lines as CSV text. In digest format 1 there is no column ``corrected_month``."""
-    columns = [name for name in CSV_COLUMNS if name != "corrected_month" or digest_format != 1]
-    lines = (csv_cells(month, line, currency) for line in rows)
+def _csv_of_format_1(month: date, currency: str) -> str:
+    """Return the CSV of a month of digest format 1: one currency, and no column ``corrected_month``."""
+    rows = [replace(row, currency=currency) for row in statement_lines(month)]
+    return entries_to_csv(month, rows, [name for name in CSV_COLUMNS if name != "corrected_month"])
+
+
+def entries_to_csv(month: date, rows: Iterable[StatementEntry], columns: Sequence[str] = CSV_COLUMNS) -> str:
+    """Return statement lines as CSV text with these columns."""
+    lines = (csv_cells(month, line) for line in rows)
     return csv_line(columns) + "".join(csv_line([cells[name] for name in columns]) for cells in lines)
 
 
-def csv_cells(month: date, line: StatementEntry, currency: str) -> dict[str, Any]:
+def csv_cells(month: date, line: StatementEntry) -> dict[str, Any]:
     """Return the values of a line's cells by column."""
     return {
         "month": f"{month:%Y-%m}",
@@ -65,7 +72,7 @@ def csv_cells(month: date, line: StatementEntry, currency: str) -> dict[str, Any
         "used_share": _rounded_share(line.used_share),
         "amount": line.amount,
         "cost": line.cost,
-        "currency": currency,
+        "currency": line.currency,
     }
 
 

@@ -37,6 +37,7 @@ class StatementEntry:
     used_share: float | None
     amount: Decimal
     cost: Decimal
+    currency: str
 
 
 def statement_lines(month: date) -> list[StatementEntry]:
@@ -105,6 +106,7 @@ def _position(entry: StatementEntry) -> tuple[object, ...]:
     """Return the sort key of a line. Corrections come last; the columns decide from left to right."""
     return (
         entry.corrected_month is not None,
+        entry.currency if entry.corrected_month else "",
         entry.pool,
         entry.cost_centre,
         entry.team,
@@ -136,6 +138,7 @@ def _open_entry(row: StatementLine) -> StatementEntry:
         used_share=used / covered if covered and covered > 0 and used is not None else None,
         amount=row.charged_cents,
         cost=row.cost_cents,
+        currency=row.currency,
     )
 
 
@@ -154,4 +157,5 @@ def _frozen_entry(row: StatementLine) -> StatementEntry:
         used_share=row.used_share,
         amount=row.charged_cents,
         cost=row.cost_cents,
+        currency=row.currency,
     )

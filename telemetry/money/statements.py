@@ -29,6 +29,7 @@ from telemetry.money.billing_months import billing_calendar
 from telemetry.money.close_checks import missing_samples, passed_checks
 from telemetry.money.closing.cost_centre_statements import StatementTerms, make_documents
 from telemetry.money.closing.proposals import checked_proposal
+from telemetry.money.pricing.billing_currencies import currency_of_month, load_billing_currencies
 from telemetry.money.reconciliation import reconcile_costs, reconciliation_in_cents
 from telemetry.money.shared_idle import assign_month_cents
 from telemetry.money.signing.statement_digest import DIGEST_FORMAT, digest_of, previous_month
@@ -41,7 +42,8 @@ def create_missing_statements(months: Iterable[date]) -> None:
 
     This function is safe in concurrent transactions. No other code creates statements.
     """
-    made = [Statement(month=month) for month in sorted(set(months))]
+    currencies = load_billing_currencies()
+    made = [Statement(month=month, currency=currencies.of(month)) for month in sorted(set(months))]
     Statement.objects.bulk_create(made, ignore_conflicts=True)
 
 
@@ -54,9 +56,10 @@ def get_or_create_statement(month: date) -> Statement:
 def statement_totals(month: date) -> dict[str, Any]:
     """Return the totals of a month. For a closed month, these are the stored totals.
 
-    ``charged`` and ``cost`` are sums of the cents of statement lines. ``gpu_hours`` are by bucket, without
-    corrections of earlier months. ``pools`` is the cost reconciliation of each pool in cents, and ``exact``
-    is the same reconciliation without rounding.
+    ``charged`` and ``cost`` are sums of the cents of statement lines in the currency of the month.
+    ``other_currencies`` has the same sums of corrections in other currencies, by currency. ``gpu_hours`` are
+    by bucket, without corrections of earlier months. ``pools`` is the cost reconciliation of each pool in
+    cents, and ``exact`` is the same reconciliation without rounding.
     """
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:
@@ -69,9 +72,11 @@ def _open_month_totals(month: date) -> dict[str, Any]:
     rows = reconciliation_in_cents(pools)
     own = StatementLine.objects.filter(statement__month=month, idle_share=False, corrected_month=None)
     hours = own.values("bucket").annotate(slot_sum=Sum("slot_seconds"))
+    currency = currency_of_month(month)
+    others = sorted({row["currency"] for row in rows} - {currency})
     return {
-        "charged": str(sum((Decimal(row["charged"]) for row in rows), ZERO)),
-        "cost": str(sum((Decimal(row["cost"]) for row in rows), ZERO)),
+        **_currency_totals(rows, currency),
+        "other_currencies": {other: _currency_totals(rows, other) for other in others},
         "gpu_hours": {
             row["bucket"]: str(round_amount(Decimal(row["slot_sum"]) / SLOT_SECONDS_PER_GPU_HOUR, MICRO))
             for row in hours.order_by("bucket")
@@ -82,6 +87,12 @@ def _open_month_totals(month: date) -> dict[str, Any]:
             for pool in pools
         ],
     }
+
+
+def _currency_totals(rows: Iterable[dict[str, str]], currency: str) -> dict[str, str]:
+    """Return the sums of the rows of one currency."""
+    chosen = [row for row in rows if row["currency"] == currency]
+    return {name: str(sum((Decimal(row[name]) for row in chosen), ZERO)) for name in ("charged", "cost")}
 
 
 @transaction.atomic
@@ -104,7 +115,6 @@ def close_month(
     month: date,
     closed_by: Any,
     now: datetime,
-    currency: str = "",
     terms: StatementTerms | None = None,
     missing_samples_reason: str = "",
     two_people: bool = False,
@@ -141,11 +151,10 @@ def close_month(
     found = passed_checks(month, now, missing_samples_reason)
     missing = missing_samples(found)
     freeze_lines(statement)
-    make_documents(statement, currency, terms or StatementTerms(), calendar.day_of(now))
+    make_documents(statement, terms or StatementTerms(), calendar.day_of(now))
     starts_at, ends_at = calendar.month_bounds(month)
     frozen = {
         "totals": _open_month_totals(month),
-        "currency": currency,
         "time_zone": calendar.zone_name(month),
         "starts_at": starts_at,
         "ends_at": ends_at,

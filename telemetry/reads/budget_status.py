@@ -9,7 +9,9 @@ from decimal import Decimal
 
 from telemetry.budgets.budget_checks import budget_spend
 from telemetry.budgets.budget_periods import period_end
+from telemetry.budgets.spending import scope_of
 from telemetry.core.amounts import round_amount
+from telemetry.core.currencies import smallest_unit
 from telemetry.models import Budget, BudgetForecast, BudgetMeasure, BudgetPeriod
 
 
@@ -29,13 +31,16 @@ class ForecastRange:
 
 @dataclass(frozen=True)
 class BudgetStatus:
-    """A budget and its spending, in the budget's measure, rounded to two decimals.
+    """A budget and its spending, in the budget's measure, rounded to the decimals of its currency.
+
+    ``unit`` is the currency of a budget in money, else "gpu_hours".
 
     ``share`` is the spent part of the amount; None if the amount is zero. ``range`` is the forecast for the
     end of the period. It is None before the first days of spending are known and after the period.
     """
 
     measure: str
+    unit: str
     period: str
     amount: Decimal
     spent: Decimal
@@ -77,16 +82,19 @@ def budget_statuses(budgets: Iterable[Budget], now: datetime) -> dict[int, Budge
 
 
 def _status(budget: Budget, forecast: BudgetForecast | None, now: datetime) -> BudgetStatus:
-    spent = budget_spend(budget)
+    step = smallest_unit(scope_of(budget).currency)
+    exact = budget_spend(budget)
+    spent = round_amount(exact, step)
     is_over = now >= period_end(budget.period, budget.month)
     return BudgetStatus(
         measure=budget.measure,
+        unit=budget.currency if budget.measure == BudgetMeasure.MONEY else budget.measure,
         period=budget.period,
         amount=budget.amount,
-        spent=round_amount(spent),
-        left=round_amount(budget.amount - spent),
-        share=float(spent / budget.amount) if budget.amount else None,
-        range=None if forecast is None or is_over else _range(forecast, round_amount(spent)),
+        spent=spent,
+        left=round_amount(budget.amount - exact, step),
+        share=float(exact / budget.amount) if budget.amount else None,
+        range=None if forecast is None or is_over else _range(forecast, spent),
         action=budget.action,
     )
 

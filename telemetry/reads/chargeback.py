@@ -27,6 +27,7 @@ from telemetry.models import (
     StatementLine,
     StatementState,
 )
+from telemetry.money.pricing.billing_currencies import currency_of_month
 from telemetry.reads.usage_filters import to_gpu_hours
 
 # dimension -> (column of the group's key, column of the name in a charge line)
@@ -57,7 +58,8 @@ class ChargeGroup:
     - ``reserved_unused``: the charge of reserved time in which no work ran.
     - ``idle_share``: the part of the pool's idle time that a team pays. ``gpu_hours`` does not include it.
 
-    ``corrected_month`` is None for the use of the month itself. Otherwise the row corrects that closed month.
+    ``corrected_month`` is None for the use of the month itself. Otherwise the row corrects that closed month,
+    in the currency of that month.
     """
 
     key: Any
@@ -72,13 +74,15 @@ class ChargeGroup:
     charged: Decimal
     cost: Decimal
     coverage: float | None
+    currency: str
 
 
 @dataclass(frozen=True)
 class ChargeTable:
     """The groups of a table, highest charge first, and their total. Each money column sums to the total.
 
-    ``corrections`` are the rows for earlier, closed months. They are not in ``total``.
+    ``corrections`` are the rows for earlier, closed months. They are not in ``total``. Groups and total are
+    in the currency of the month; a correction may have another one.
     """
 
     groups: list[ChargeGroup]
@@ -86,14 +90,28 @@ class ChargeTable:
     corrections: list[ChargeGroup]
 
     @property
+    def currency(self) -> str:
+        """Return the currency of the month."""
+        return self.total.currency
+
+    @property
     def corrected(self) -> Decimal:
-        """Return the sum of the corrections."""
-        return sum((group.charged for group in self.corrections), ZERO)
+        """Return the sum of the corrections in the currency of the month."""
+        return sum((group.charged for group in self.corrections if group.currency == self.currency), ZERO)
 
     @property
     def charged(self) -> Decimal:
-        """Return the charges on the statement: the use of the month and the corrections."""
+        """Return the charges on the statement in its currency: the use of the month and the corrections."""
         return self.total.charged + self.corrected
+
+    @property
+    def charged_in_other_currencies(self) -> dict[str, Decimal]:
+        """Return the sum of the corrections in each other currency."""
+        sums: dict[str, Decimal] = {}
+        for group in self.corrections:
+            if group.currency != self.currency:
+                sums[group.currency] = sums.get(group.currency, ZERO) + group.charged
+        return dict(sorted(sums.items()))
 
 
 def charge_lines(month: date, lines: QuerySet[Charge] | None = None, **where: Any) -> QuerySet[Charge]:
@@ -136,7 +154,7 @@ def charges_by(
     own = [group for group in groups if group.corrected_month is None]
     return ChargeTable(
         own,
-        _total([row for row in rows if row["corrected"] is None], own),
+        _total([row for row in rows if row["corrected"] is None], own, month),
         [group for group in groups if group.corrected_month is not None],
     )
 
@@ -201,7 +219,11 @@ def _group_sums(
     reserved = Q(**{f"{line}bucket": ChargeBucketChoices.RESERVED_UNUSED})
     rows = (
         found.order_by()
-        .values(group_key=F(column(dimension)), corrected=F(f"{line}corrected_month"))
+        .values(
+            group_key=F(column(dimension)),
+            corrected=F(f"{line}corrected_month"),
+            line_currency=F(f"{line}currency"),
+        )
         .annotate(
             slot_sum=Coalesce(Sum("slot_seconds", filter=~shared), 0),
             held_sum=Coalesce(Sum("slot_seconds", filter=in_use), 0),
@@ -233,10 +255,11 @@ def _charge_group(row: Mapping[str, Any], name: str) -> ChargeGroup:
         charged=row["charged_sum"],
         cost=row["cost_sum"],
         coverage=_coverage(row["covered_sum"], row["held_sum"]),
+        currency=row["line_currency"],
     )
 
 
-def _total(rows: list[dict[str, Any]], groups: list[ChargeGroup]) -> ChargeGroup:
+def _total(rows: list[dict[str, Any]], groups: list[ChargeGroup], month: date) -> ChargeGroup:
     covered = [row["covered_sum"] for row in rows if row["covered_sum"] is not None]
     return ChargeGroup(
         key=None,
@@ -251,6 +274,7 @@ def _total(rows: list[dict[str, Any]], groups: list[ChargeGroup]) -> ChargeGroup
         charged=_sum_amounts(group.charged for group in groups),
         cost=_sum_amounts(group.cost for group in groups),
         coverage=_coverage(sum(covered) if covered else None, sum(row["held_sum"] for row in rows)),
+        currency=groups[0].currency if groups else currency_of_month(month),
     )
 
 

@@ -27,6 +27,7 @@ class CorrectionBlock:
     gpu_hours: float
     charged: Decimal
     cost: Decimal
+    currency: str
     causes: tuple[tuple[str, Mapping[str, Any]], ...]
 
 
@@ -52,6 +53,7 @@ def correction_blocks(
             gpu_hours=group.gpu_hours,
             charged=group.charged,
             cost=group.cost,
+            currency=group.currency,
             causes=tuple(causes[group.key, group.corrected_month]),
         )
         for group in table.corrections

@@ -12,7 +12,8 @@ from django.db import connection
 from django.db.models import Sum
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
-from telemetry.core.amounts import CENT, round_amount
+from telemetry.core.amounts import round_amount
+from telemetry.core.currencies import smallest_unit
 from telemetry.reads.usage_filters import UsageFilters
 from telemetry.reads.usage_over_time import held_over_time, step_edges
 from telemetry.reads.usage_rows import UsageRows
@@ -51,11 +52,9 @@ def pooling_savings(filters: UsageFilters, reads: UsageRows | None = None) -> Po
     together = [sum(values) for values in zip(*(held for _, _, held in teams), strict=True)]
     dedicated, pooled = sum(demand for _, _, demand in by_team), _percentile(together, 95)
     price = _mean_gpu_hour_price(filters)
-    saved = (
-        None
-        if price is None
-        else round_amount(price * HOURS_PER_MONTH * Decimal(str(round(dedicated - pooled, 6))), CENT)
-    )
+    gpus = Decimal(str(round(dedicated - pooled, 6)))
+    unit = smallest_unit(filters.currency)
+    saved = None if price is None else round_amount(price * HOURS_PER_MONTH * gpus, unit)
     return PoolingSavings(by_team, dedicated, pooled, _owned_gpus(filters), saved)
 
 
@@ -65,9 +64,8 @@ def _percentile(values: Sequence[float], percent: float) -> float:
 
 def _mean_gpu_hour_price(filters: UsageFilters) -> Decimal | None:
     """Return the mean price of a GPU-hour, weighted by held time; None if nothing was charged."""
-    sums = (
-        filters.charges().filter(bucket="used").aggregate(amount=Sum("charged"), seconds=Sum("slot_seconds"))
-    )
+    lines = filters.charges().filter(bucket="used", price__currency=filters.currency)
+    sums = lines.aggregate(amount=Sum("charged"), seconds=Sum("slot_seconds"))
     if sums["seconds"]:
         return Decimal(sums["amount"]) * SLOT_SECONDS_PER_GPU_HOUR / Decimal(sums["seconds"])
     return None

@@ -100,7 +100,9 @@ def statement_document(statement: CostCentreStatement) -> StatementDocument:
     groups = _cell_sums(statement)
     rows = [row for group in groups for row in _document_rows(group)]
     rows.sort(key=_position)
-    lines = StatementLine.objects.filter(statement=statement.statement, cost_centre=statement.cost_centre)
+    lines = StatementLine.objects.filter(
+        statement=statement.statement, cost_centre=statement.cost_centre, currency=statement.currency
+    )
     team = _name_column(statement, "team")
     teams = lines.exclude(team=None).values_list(team, flat=True).distinct()
     return StatementDocument(
@@ -125,7 +127,7 @@ def _rate_dates(statement: CostCentreStatement, lines: QuerySet[StatementLine]) 
     kinds = lines.exclude(pool=None).values_list("pool_id", "model").distinct().order_by()
     dates: set[datetime] = set()
     for rates in load_rates({(pool, model) for pool, model in kinds if pool is not None}).values():
-        started = [rate.since for rate in rates if rate.since < end]
+        started = [rate.since for rate in rates if rate.since < end and rate.id is not None]
         dates |= {since for since in started if since > start} | set(
             [since for since in started if since <= start][-1:]
         )
@@ -146,7 +148,10 @@ def _cell_sums(statement: CostCentreStatement) -> list[dict[str, Any]]:
 def _grouped_cells(statement: CostCentreStatement, *more: str) -> list[dict[str, Any]]:
     """Return the sums of the cells by project, person, type, model and bucket, and the columns ``more``."""
     cells = ChargeCell.objects.filter(
-        statement=statement.statement, line__cost_centre=statement.cost_centre, line__shared_out=False
+        statement=statement.statement,
+        line__cost_centre=statement.cost_centre,
+        line__currency=statement.currency,
+        line__shared_out=False,
     ).filter(Q(line__bucket__in=CHARGED_BUCKETS) | Q(line__idle_share=True))
     groups = cells.order_by().values(
         "line__project_id",

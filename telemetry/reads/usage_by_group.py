@@ -13,6 +13,7 @@ from django.db.models import F, Sum
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR, SLOTS_PER_GPU
 from scheduler.models import Quota
 from telemetry.core.amounts import ZERO, round_parts
+from telemetry.core.currencies import smallest_unit
 from telemetry.reads.usage_filters import USAGE_DIMENSIONS, UsageFilters, to_gpu_hours
 from telemetry.reads.usage_rows import USAGE_MEASURES, HeldInterval, UsageRows
 from telemetry.reads.waterfall import overlap_share
@@ -69,7 +70,9 @@ def usage_by(dimension: str, filters: UsageFilters, reads: UsageRows | None = No
     money, lost = _charged_and_lost(dimension, filters)
     borrowed, _ = _held_slot_seconds(hold for hold in reads.holds(dimension) if hold.borrowed)
     guarantees = _guaranteed_gpus(filters) if dimension == "team" else {}
-    charges = dict(zip(money, round_parts(list(money.values())), strict=True))
+    charges = dict(
+        zip(money, round_parts(list(money.values()), smallest_unit(filters.currency)), strict=True)
+    )
     groups = []
     for key in {*held, *guarantees}:
         row = measured.get(key, {})
@@ -145,14 +148,13 @@ def _charged_and_lost(dimension: str, filters: UsageFilters) -> tuple[dict[Any, 
     lines = filters.charges()
     inside = lines.filter(start__gte=filters.start, end__lte=filters.end)
     grouped = inside.values_list(column, "bucket").annotate(
-        amount=Sum("charged"), seconds=Sum("slot_seconds")
+        amount=filters.sum_of("charged"), seconds=Sum("slot_seconds")
     )
     rows = [(key, bucket, amount, float(seconds)) for key, bucket, amount, seconds in grouped]
     for line in lines.exclude(start__gte=filters.start, end__lte=filters.end).annotate(group_key=F(column)):
         part = overlap_share(line, filters)
-        rows.append(
-            (line.group_key, line.bucket, line.charged * Decimal(str(part)), line.slot_seconds * part)
-        )
+        amount = line.charged * Decimal(str(part)) if filters.has_currency(line) else ZERO
+        rows.append((line.group_key, line.bucket, amount, line.slot_seconds * part))
     for key, bucket, amount, seconds in rows:
         charged[key] += amount
         if bucket in ("preempted", "hardware_lost"):

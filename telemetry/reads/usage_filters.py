@@ -9,9 +9,12 @@ from decimal import Decimal
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.db.models import Max, Min, Q, QuerySet
+from django.db.models import Max, Min, Q, QuerySet, Sum
+from django.db.models.functions import Coalesce
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
+from telemetry.core.amounts import ZERO
+from telemetry.core.currencies import DEFAULT_CURRENCY
 from telemetry.models import Charge, ChargedUntil, Rollup
 
 # dimension -> (SQL column of the group's key, SQL column of its name). HARDWARE_JOINS_SQL and WORK_JOINS_SQL
@@ -47,6 +50,8 @@ class UsageFilters:
 
     ``teams`` and ``users`` are the ids that the viewer may see. The result contains only rows that belong to
     one of these teams or to one of these users. If both are None, the viewer may see all rows.
+
+    Amounts of money are those in ``currency``. Amounts in another currency are left out.
     """
 
     start: datetime
@@ -59,6 +64,7 @@ class UsageFilters:
     type: str = ""
     teams: Collection[int] | None = None
     users: Collection[int] | None = None
+    currency: str = DEFAULT_CURRENCY
 
     def __post_init__(self) -> None:
         if not self.start < self.end:
@@ -70,7 +76,7 @@ class UsageFilters:
 
     def charges(self) -> QuerySet[Charge]:
         """Return the charge lines that overlap the period and match the filters."""
-        lines = Charge.objects.filter(start__lt=self.end, end__gt=self.start)
+        lines = Charge.objects.select_related("price").filter(start__lt=self.end, end__gt=self.start)
         # No line is longer than a day. This bound lets PostgreSQL use the index on start.
         lines = lines.filter(start__gte=self.start - timedelta(days=1))
         plain = {
@@ -85,6 +91,14 @@ class UsageFilters:
         if self.teams is not None or self.users is not None:
             lines = lines.filter(Q(team__in=self.teams or ()) | Q(user__in=self.users or ()))
         return lines
+
+    def sum_of(self, column: str) -> Coalesce:
+        """Return the expression for the sum of a column of charge lines in ``currency``."""
+        return Coalesce(Sum(column, filter=Q(price__currency=self.currency)), ZERO)
+
+    def has_currency(self, line: Charge) -> bool:
+        """Return True if the amounts of a charge line are in ``currency``."""
+        return line.price is not None and line.price.currency == self.currency
 
     def sql(self) -> tuple[str, list[Any]]:
         """Return SQL conditions and their parameters, to be appended to a WHERE clause.

@@ -12,6 +12,7 @@ from django.db.models import Sum
 
 from telemetry.core.amounts import MICRO, ZERO, round_amount, round_parts, split_amount
 from telemetry.core.charge_model import HELD_BUCKETS
+from telemetry.core.currencies import smallest_unit
 from telemetry.models import Charge
 from telemetry.reads.usage_filters import UsageFilters, to_gpu_hours
 from telemetry.reads.usage_rows import UsageRows
@@ -70,7 +71,7 @@ def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> Us
             costs[key].append(cost)
     order = [key for key in WATERFALL_ORDER if sum(parts[key]) > 0 or key not in PARTS_SHOWN_IF_ANY]
     total = sum(sum(parts[key]) for key in order)
-    cents = round_parts([sum(costs[key], ZERO) for key in order])
+    cents = round_parts([sum(costs[key], ZERO) for key in order], smallest_unit(filters.currency))
     return UsageWaterfall(
         gpu_hours=to_gpu_hours(total),
         cost=sum(cents, ZERO),
@@ -171,7 +172,7 @@ def _bucket_sums(filters: UsageFilters) -> dict[tuple[str, str], tuple[float, De
     lines = filters.charges()
     inside = lines.filter(start__gte=filters.start, end__lte=filters.end)
     for bucket, model, seconds, cost in inside.values_list("bucket", "model").annotate(
-        seconds=Sum("slot_seconds"), amount=Sum("cost")
+        seconds=Sum("slot_seconds"), amount=filters.sum_of("cost")
     ):
         sums[bucket, model] = (float(seconds), cost)
     for line in lines.exclude(start__gte=filters.start, end__lte=filters.end):
@@ -179,7 +180,7 @@ def _bucket_sums(filters: UsageFilters) -> dict[tuple[str, str], tuple[float, De
         seconds, cost = sums.get((line.bucket, line.model), (0.0, ZERO))
         sums[line.bucket, line.model] = (
             seconds + line.slot_seconds * part,
-            cost + line.cost * Decimal(str(part)),
+            cost + (line.cost * Decimal(str(part)) if filters.has_currency(line) else ZERO),
         )
     return sums
 

@@ -53,6 +53,8 @@ def test_a_duration_is_formatted_for_people(seconds: Any, words: str) -> None:
         (Decimal("0.805"), "USD", "$0.805"),
         (Decimal("-3"), "CHF", "−CHF 3.00"),
         (Decimal("1E+3"), "", "1,000.00"),
+        (Decimal("1205.000"), "JPY", "JPY 1,205"),
+        (Decimal("0.5"), "KWD", "KWD 0.500"),
         (Decimal("12345678901234567890.123456"), "", "12,345,678,901,234,567,890.123456"),
         (None, "EUR", "unknown"),
     ],

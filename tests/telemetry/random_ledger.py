@@ -11,7 +11,16 @@ import random
 from scheduler.models import Allocation, GpuStateChange, Unit
 from telemetry.core.charge_model import HARDWARE_FAULT_END_CODES, PREEMPTION_END_CODES
 from telemetry.money.charges import charge_all_gpus
-from tests.telemetry.rows import cost_centre, end_hold, hold, host_state, price, reservation, workload
+from tests.telemetry.rows import (
+    cost_centre,
+    end_hold,
+    hold,
+    host_state,
+    price,
+    price_factor,
+    reservation,
+    workload,
+)
 from tests.world import A100, H100, World, units_of
 
 END_CODES = ("finished", "failed", *sorted(PREEMPTION_END_CODES), *sorted(HARDWARE_FAULT_END_CODES))
@@ -62,7 +71,7 @@ class RandomLedger:
             self._reserve(before, now)
         self._change_states(before, now)
         charge_all_gpus(now)
-        # Prices and cost centres begin after the charged time.
+        # Prices, their factors and cost centres begin after the charged time.
         if self.dice.random() < 0.4:
             pool = self.dice.choice([None, self.world.shared])
             since = now + dt.timedelta(seconds=self.dice.randrange(1, 200_000))
@@ -73,6 +82,13 @@ class RandomLedger:
                 f"{self.dice.uniform(0.5, 9):.6f}",
                 since=since,
                 pool=pool,
+            )
+        if self.dice.random() < 0.4:
+            price_factor(
+                f"{self.dice.uniform(0.1, 3):.4f}",
+                since=now + dt.timedelta(seconds=self.dice.randrange(1, 200_000)),
+                pool=self.dice.choice([None, self.world.shared]),
+                **self.dice.choice([{"priority": 1}, {"priority": 2}, {"workload_type": "training"}]),
             )
         if self.dice.random() < 0.4:
             team = self.dice.choice(self.world.teams)
@@ -88,7 +104,8 @@ class RandomLedger:
             return
         team = self.dice.choice(self.world.teams)
         kind = self.dice.choice(["job", "job", "notebook"])
-        self.open.append(hold(workload(self.world, team, kind=kind), unit, self._moment(low, now)))
+        work = workload(self.world, team, kind=kind, priority=self.dice.choice([1, 1, 2]))
+        self.open.append(hold(work, unit, self._moment(low, now)))
         if self.dice.random() < 0.5:
             self._end(self.open.pop(), self.open_start(unit), now)
 

@@ -22,7 +22,8 @@ from scheduler.models import (
     Unit,
     Workload,
 )
-from telemetry.models import Charge, CostCentre, Price
+from telemetry.models import BillingCurrency, Charge, CostCentre, Price, PriceFactor
+from telemetry.money.billing_months import month_bounds
 from tests.world import TeamOfWorld, World
 
 _generations = itertools.count(1_000_000)
@@ -34,16 +35,50 @@ def at(hour: int, minute: int = 0, second: int = 0, *, day: int = 2) -> dt.datet
 
 
 def price(
-    model: str, cost: str, list_price: str | None = None, *, since: dt.datetime, pool: Pool | None = None
+    model: str,
+    cost: str,
+    list_price: str | None = None,
+    *,
+    since: dt.datetime,
+    pool: Pool | None = None,
+    currency: str = "EUR",
 ) -> Price:
     """Create an entry of the rate card. Without a list price, the cost is charged."""
     return Price.objects.create(
         pool=pool,
         model=model,
+        currency=currency,
         cost_per_gpu_hour=Decimal(cost),
         price_per_gpu_hour=Decimal(list_price or cost),
         valid_from=since,
         created_at=since,
+    )
+
+
+def price_factor(
+    factor: str,
+    *,
+    since: dt.datetime,
+    pool: Pool | None = None,
+    priority: int | None = None,
+    workload_type: str = "",
+) -> PriceFactor:
+    """Create a factor on the price of work of a priority or of a workload type, valid from ``since``."""
+    return PriceFactor.objects.create(
+        pool=pool,
+        priority=priority,
+        workload_type=workload_type,
+        factor=Decimal(factor),
+        valid_from=since,
+        created_at=since,
+    )
+
+
+def billing_currency(currency: str, first_month: dt.date) -> BillingCurrency:
+    """Create the currency of the months from ``first_month`` on."""
+    start = month_bounds(first_month)[0]
+    return BillingCurrency.objects.create(
+        currency=currency, first_month=first_month, valid_from=start, created_at=start
     )
 
 

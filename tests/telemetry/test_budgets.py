@@ -56,7 +56,13 @@ def test_a_used_up_budget_closes_the_gate_and_raising_it_opens_the_gate(rates: W
         "refuse_new",
         dt.datetime(2026, 4, 1, tzinfo=dt.UTC),
     )
-    assert gate.numbers == {"limit": "20.00", "spent": "24.00", "month": "2026-03-01", "measure": "money"}
+    assert gate.numbers == {
+        "limit": "20.00",
+        "spent": "24.00",
+        "month": "2026-03-01",
+        "measure": "money",
+        "currency": "EUR",
+    }
     Budget.objects.filter(pk=budget.pk).update(amount="100.00")
     check_budgets(at(20, 7))
     assert not BudgetGate.objects.exists()

@@ -19,6 +19,7 @@ from portal.reads.money import cost_totals
 from scheduler.models import Team
 from telemetry.budgets.spending import SpendScope, period_spend
 from telemetry.core.amounts import round_amount
+from telemetry.core.currencies import smallest_unit
 from telemetry.ledger.sums import sum_differences
 from telemetry.models import Charge, ChargeCell, Statement, StatementLine
 from telemetry.money import statement_export, statement_lines, statements
@@ -28,7 +29,7 @@ from telemetry.money.close_checks import close_checks
 from telemetry.reads.chargeback import CHARGE_DIMENSIONS, DRILL_DOWN, ChargeTable, charges_by
 from telemetry.reads.corrections import correction_blocks
 from tests.portal.rejections import rejected
-from tests.telemetry.rows import at, cost_centre, end_hold, hold, host_state, price, workload
+from tests.telemetry.rows import at, cost_centre, end_hold, hold, host_state, price, price_factor, workload
 from tests.world import A100, H100, World, units_of
 
 pytestmark = pytest.mark.django_db
@@ -66,7 +67,8 @@ def assert_one_figure(world: World, month: dt.date) -> None:
     for each in world.teams:
         rows = [row for row in (*by_team.groups, *by_team.corrections) if row.key == each.team.pk]
         charged = sum((row.charged for row in rows), Decimal(0))
-        assert month_spend(month, "money", SpendScope(team=each.team.pk)) == charged
+        scope = SpendScope(team=each.team.pk, currency=by_team.currency)
+        assert month_spend(month, "money", scope) == charged
         assert cost_totals.team_spending([each.team], month).get(each.team.pk, Decimal(0)) == charged
     assert sum_differences(month) == []
 
@@ -79,7 +81,7 @@ def assert_rows_add_up(table: ChargeTable) -> None:
     for row in (*table.groups, table.total, *table.corrections):
         parts = row.used + row.idle + row.unmeasured + row.reserved_unused + row.idle_share
         assert row.charged == parts
-        assert row.charged == round_amount(row.charged)
+        assert row.charged == round_amount(row.charged, smallest_unit(row.currency))
     assert table.total.charged == sum((group.charged for group in table.groups), Decimal(0))
 
 
@@ -95,10 +97,11 @@ def assert_levels_agree(month: dt.date, viewer: User, where: dict[str, Any]) -> 
         assert_levels_agree(month, viewer, path)
 
 
-def random_month(world: World, dice: random.Random) -> None:
+def random_month(world: World, dice: random.Random, currency: str = "EUR") -> None:
     """Hold random units for random times at prices that do not divide evenly."""
-    price(H100, "2.345677", f"2.{dice.randint(400_000, 999_999)}", since=at(0, day=10))
-    price(A100, "1.000001", since=at(0, day=12))
+    price(H100, "2.345677", f"2.{dice.randint(400_000, 999_999)}", since=at(0, day=10), currency=currency)
+    price(A100, "1.000001", since=at(0, day=12), currency=currency)
+    price_factor(f"0.{dice.randint(1, 9999):04}", since=at(0, day=11), workload_type="training")
     units = [*units_of(world.hosts["alpha"])[:3], *units_of(world.hosts["gamma"], "1g.5gb")[:4]]
     for unit in units:
         second = dice.randint(0, 40_000)
@@ -123,7 +126,7 @@ def test_all_views_agree_to_the_cent_for_every_role_whatever_was_charged_and_how
         charge_all_gpus(moment)
     statements.set_idle_payer(MARCH, dice.choice(["operator", "guarantee", "use"]))
     assert_one_figure(rates, MARCH)
-    statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER, currency="EUR")
+    statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
     assert_one_figure(rates, MARCH)
 
 
@@ -202,7 +205,7 @@ def late_fact_about_march(world: World) -> None:
     unit = units_of(world.hosts["alpha"])[0]
     hold(workload(world, world.vision), unit, at(20, day=27), at(22, day=31), end_code="finished")
     charge_all_gpus(AFTER)
-    statements.close_month(month=MARCH, closed_by=world.finance, now=AFTER, currency="EUR")
+    statements.close_month(month=MARCH, closed_by=world.finance, now=AFTER)
     Team.objects.filter(pk=world.vision.team.pk).update(name="Perception")
     host_state(world.hosts["alpha"], at(22, day=27), lease="silent")
     host_state(world.hosts["alpha"], at(4, day=28))
@@ -244,7 +247,7 @@ def test_corrected_hours_are_no_hours_of_the_month(rates: World) -> None:
     assert month_spend(APRIL, "gpu_hours", SpendScope(project=rates.vision.project.pk)) == 1
     hours = statements.statement_totals(APRIL)["gpu_hours"]
     assert Decimal(hours["used"]) == 1
-    text = statement_export.statement_csv(APRIL, "EUR")
+    text = statement_export.statement_csv(APRIL)
     assert any(",2026-03,-6.000000," in row for row in text.splitlines())
 
 
@@ -305,7 +308,7 @@ def test_a_changed_sum_or_a_changed_cent_keeps_the_month_open(rates: World, tabl
 def test_the_pages_of_a_closed_month_keep_its_names_and_cents(rates: World) -> None:
     random_month(rates, random.Random(5))
     charge_all_gpus(AFTER)
-    statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER, currency="EUR")
+    statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
     shown = [charges_by(dimension, MARCH) for dimension in CHARGE_DIMENSIONS]
     for each in rates.teams:
         Team.objects.filter(pk=each.team.pk).update(name=f"{each.team.name} renamed")

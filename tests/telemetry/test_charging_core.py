@@ -28,6 +28,7 @@ from telemetry.core.charge_model import (
     GpuTimeline,
     Rate,
     ReservedSlots,
+    WorkFactor,
 )
 from telemetry.core.charge_pieces import asset_cost, charge_pieces, lost_time, price_pieces
 from telemetry.core.corrections import LedgerLine, find_corrections
@@ -47,6 +48,18 @@ def total_of(parts: list[ChargePiece]) -> dict[str, int]:
     for piece in parts:
         sums[piece.owner.bucket] += piece.slot_seconds
     return dict(sums)
+
+
+FACTORS = st.lists(
+    st.builds(
+        WorkFactor,
+        st.integers(-100, 800).map(minute),
+        st.decimals("0.0001", 100, places=4),
+        st.integers(1, 9),
+    ),
+    max_size=2,
+    unique_by=lambda factor: factor.since,
+).map(lambda found: tuple(sorted(found, key=lambda factor: factor.since)))
 
 
 @st.composite
@@ -71,6 +84,7 @@ def gpu_times(draw: st.DrawFn) -> GpuTimeline:
                     None,
                     lost_from,
                     lost,
+                    draw(FACTORS),
                 )
             )
         edges = sorted(set(draw(st.lists(st.integers(-100, 900), max_size=4))))

@@ -31,7 +31,7 @@ TERMS = StatementTerms("Northern Research Institute", "internal allocation, no V
 
 
 def close(world: World, month: dt.date = MARCH, now: dt.datetime = AFTER) -> Statement:
-    return statements.close_month(month=month, closed_by=world.finance, now=now, currency="EUR", terms=TERMS)
+    return statements.close_month(month=month, closed_by=world.finance, now=now, terms=TERMS)
 
 
 def test_a_close_makes_one_numbered_statement_for_each_cost_centre_with_a_line(busy_march: World) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.core.amounts import CENT, MICRO, round_amount, round_parts, split_amount, value_between
+from telemetry.core.currencies import smallest_unit
 
 micros = st.decimals(min_value=-(10**9), max_value=10**9, places=6, allow_nan=False)
 cents = st.decimals(min_value=-(10**9), max_value=10**9, places=2, allow_nan=False)
@@ -62,6 +63,18 @@ def test_rounded_parts_sum_to_the_rounded_total_and_stay_within_a_cent(amounts: 
     parts = round_parts(amounts)
     assert sum(parts, Decimal(0)) == round_amount(sum(amounts, Decimal(0)))
     assert all(abs(part - amount) < CENT for part, amount in zip(parts, amounts, strict=True))
+
+
+@given(st.lists(micros, min_size=1, max_size=30), st.sampled_from(["JPY", "EUR", "KWD"]))
+def test_parts_in_the_smallest_unit_of_any_currency_sum_to_the_rounded_total(
+    amounts: list[Decimal], currency: str
+) -> None:
+    unit = smallest_unit(currency)
+    parts = round_parts(amounts, unit)
+    assert sum(parts) == round_amount(sum(amounts, Decimal(0)), unit)
+    assert all(
+        part % unit == 0 and abs(part - each) < unit for part, each in zip(parts, amounts, strict=True)
+    )
 
 
 @given(st.lists(st.lists(micros, max_size=12), max_size=12))

@@ -9,16 +9,28 @@ from pathlib import Path
 
 import pytest
 
+from portal.wording.formatting import PRIORITY_WORDS
 from telemetry.audit.ledger_audit import audit_ledger
-from telemetry.core.amounts import ZERO, split_amount
+from telemetry.core.amounts import ZERO, round_parts, split_amount
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.core.charge_pieces import lost_time
+from telemetry.core.currencies import decimals_of, smallest_unit
 from telemetry.core.guarantees import GuaranteeStep, guaranteed_slot_seconds
 from telemetry.models import Charge, ChargeBucketChoices, StatementLine
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.reconciliation import IDLE_BUCKETS, OVERHEAD_BUCKETS, UNCHARGED_BUCKETS
 from telemetry.money.signing.statement_key import signed_text
-from tests.telemetry.rows import at, cost_centre, hold, host_state, insert_copy, price, reservation, workload
+from tests.telemetry.rows import (
+    at,
+    cost_centre,
+    hold,
+    host_state,
+    insert_copy,
+    price,
+    price_factor,
+    reservation,
+    workload,
+)
 from tests.world import H100, World, units_of
 
 pytestmark = pytest.mark.django_db
@@ -153,6 +165,36 @@ def test_the_documented_cents_equal_the_cents_of_the_code(world: World, root: Pa
     lines = StatementLine.objects.filter(bucket="used").select_related("team").order_by("pk")
     rows = [f"| {line.team.name} | {line.charged} | {line.charged_cents} |" for line in lines if line.team]
     assert documented_table(root, "cents") == rows
+
+
+def test_the_documented_factors_equal_the_charges_of_the_code(world: World, root: Path) -> None:
+    price(H100, "2.10", "2.40", since=at(0, day=1))
+    price_factor("0.8", since=at(0, day=1), priority=0)
+    price_factor("1.5", since=at(0, day=1), workload_type="inference")
+    kinds = [(1, "training"), (0, "training"), (0, "inference")]
+    for (priority, kind), unit in zip(kinds, units_of(world.hosts["alpha"]), strict=False):
+        work = workload(world, world.vision, priority=priority, type=kind)
+        hold(work, unit, at(9), at(19), end_code="finished")
+    charge_all_gpus(at(20, 1))
+    rows = [
+        f"| {PRIORITY_WORDS[line.workload.priority]} | {line.workload_type} "
+        f"| {amount(line.work_price or ZERO)} | {amount(line.charged)} "
+        f"| {amount(line.cost)} | {amount(line.charged - line.cost)} |"
+        for line in Charge.objects.filter(bucket="used").order_by("gpu")
+        if line.workload
+    ]
+    assert documented_table(root, "factors") == rows
+
+
+def test_the_documented_decimals_of_currencies_equal_those_of_the_code(root: Path) -> None:
+    exact, rows = [Decimal("100.400400")] * 3, []
+    for currency in ("JPY", "EUR", "KWD"):
+        parts = round_parts(exact, smallest_unit(currency))
+        rows.append(
+            f"| {currency} | {decimals_of(currency)} | {exact[0]} each | "
+            f"{', '.join(map(str, parts))} | {sum(parts)} |"
+        )
+    assert documented_table(root, "currencies") == rows
 
 
 def test_every_bucket_is_documented(root: Path) -> None:

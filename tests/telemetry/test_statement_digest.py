@@ -31,7 +31,7 @@ MAY = dt.datetime(2026, 5, 1, 2, tzinfo=dt.UTC)
 
 
 def close(world: World, month: dt.date = MARCH, now: dt.datetime = AFTER) -> Statement:
-    return statements.close_month(month=month, closed_by=world.finance, now=now, currency="EUR")
+    return statements.close_month(month=month, closed_by=world.finance, now=now)
 
 
 def problems(month: dt.date = MARCH) -> tuple[str, ...]:

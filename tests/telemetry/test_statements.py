@@ -95,7 +95,7 @@ def reconciled(parts: Sequence[Decimal], by: Decimal = Decimal(0)) -> reconcilia
     """Return the reconciliation of a pool with these terms. Their sum exceeds the cost by ``by``."""
     exact = reconciliation.CostTerms(*parts)
     cents = reconciliation.CostTerms(*map(round_amount, parts))
-    return reconciliation.CostReconciliation(1, "p", exact, cents, exact.total - by)
+    return reconciliation.CostReconciliation(1, "p", "EUR", exact, cents, exact.total - by)
 
 
 def balance_of(row: dict[str, str]) -> Decimal:
@@ -185,7 +185,7 @@ def test_prices_at_cost_make_no_margin(rates: World) -> None:
 def test_the_statement_of_a_closed_month_stays_the_same_byte_for_byte(busy_march: World) -> None:
     world = busy_march
     open_end = running_allocation()
-    statement = statements.close_month(month=MARCH, closed_by=world.finance, now=AFTER, currency="EUR")
+    statement = statements.close_month(month=MARCH, closed_by=world.finance, now=AFTER)
     before, totals = statement_export.statement_csv(MARCH), statements.statement_totals(MARCH)
     assert len(statement.digest) == 64
 
@@ -294,7 +294,7 @@ def test_shared_idle_time_is_charged_in_full_and_only_to_teams(busy_march: World
 
 
 def test_the_csv_contains_the_lines_of_the_statement(busy_march: World) -> None:
-    rows = list(csv.DictReader(io.StringIO(statement_export.statement_csv(MARCH, "EUR"))))
+    rows = list(csv.DictReader(io.StringIO(statement_export.statement_csv(MARCH))))
     lines = statement_lines.statement_lines(MARCH)
     assert len(rows) == len(lines)
     assert sum(Decimal(row["amount"]) for row in rows) == sum(line.amount for line in lines)

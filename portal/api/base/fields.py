@@ -21,6 +21,14 @@ def count_field(low: int = 0, **more: Any) -> serializers.IntegerField:
     return serializers.IntegerField(min_value=low, max_value=MAX_INT, **more)
 
 
+class CurrencyAmount(serializers.DecimalField):
+    """An amount as a string with the decimals of its currency: "12", "12.00" or "12.000"."""
+
+    def __init__(self, **more: Any) -> None:
+        """Keep the decimals of the value."""
+        super().__init__(max_digits=20, decimal_places=None, **more)
+
+
 def name_field(**more: Any) -> serializers.CharField:
     """Return a field for a name."""
     return serializers.CharField(max_length=80, **more)

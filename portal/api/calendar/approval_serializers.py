@@ -86,7 +86,7 @@ class BudgetRequestWish(StrictSerializer):
         choices=list(BUDGET_MEASURES), required=False, help_text="default: money"
     )
     amount = serializers.DecimalField(
-        max_digits=14, decimal_places=2, min_value=0, help_text="money or GPU-hours, by ``measure``"
+        max_digits=15, decimal_places=None, min_value=0, help_text="money or GPU-hours, by ``measure``"
     )
     why = serializers.CharField(max_length=1000, required=False, allow_blank=True)
 

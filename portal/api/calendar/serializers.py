@@ -8,6 +8,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from portal.api.base.fields import (
+    CurrencyAmount,
     RecordField,
     ResponseSerializer,
     numbers_field,
@@ -105,8 +106,8 @@ class ReservationPreview(ResponseSerializer):
     windows = serializers.SerializerMethodField(help_text="the first that fit")
     needs_approval = serializers.BooleanField()
     gpus = serializers.FloatField()
-    price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
-    price = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    price_per_hour = CurrencyAmount(allow_null=True)
+    price = CurrencyAmount(allow_null=True)
     currency = serializers.CharField()
     warnings = serializers.ListField(child=serializers.CharField())
 
@@ -210,10 +211,8 @@ class SeriesPreview(ResponseSerializer):
     windows = serializers.SerializerMethodField(help_text="the first windows that would fit instead")
     needs_approval = serializers.BooleanField()
     gpus = serializers.FloatField(help_text="GPUs of each occurrence")
-    price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
-    price = serializers.DecimalField(
-        max_digits=20, decimal_places=2, allow_null=True, help_text="price of all occurrences"
-    )
+    price_per_hour = CurrencyAmount(allow_null=True)
+    price = CurrencyAmount(allow_null=True, help_text="price of all occurrences")
     currency = serializers.CharField()
 
     @extend_schema_field(WindowShape(many=True))

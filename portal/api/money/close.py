@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal import policy
-from portal.api.base.fields import ResponseSerializer
+from portal.api.base.fields import CurrencyAmount, ResponseSerializer
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
 from portal.api.money.serializers import CloseStatementWish
@@ -36,7 +36,7 @@ class CloseProposalShape(ResponseSerializer):
     proposed_by = serializers.CharField(source="proposed_by.username")
     proposed_at = serializers.DateTimeField()
     expires_at = serializers.SerializerMethodField(help_text="until then, another person can close the month")
-    charged = serializers.DecimalField(max_digits=14, decimal_places=2)
+    charged = CurrencyAmount()
     note = serializers.CharField()
 
     def get_expires_at(self, proposal: Any) -> str:
@@ -47,12 +47,14 @@ class CloseProposalShape(ResponseSerializer):
 @dataclass(frozen=True)
 class CostCentreTotal:
     cost_centre: str
+    currency: str
     total: Decimal
 
 
 class CostCentreTotalShape(ResponseSerializer):
     cost_centre = serializers.CharField()
-    total = serializers.DecimalField(max_digits=14, decimal_places=2)
+    currency = serializers.CharField()
+    total = CurrencyAmount()
 
 
 class RehearsalShape(ResponseSerializer):
@@ -64,7 +66,7 @@ class RehearsalShape(ResponseSerializer):
     closed = serializers.BooleanField(help_text="the checks are those of the close")
     audited = serializers.BooleanField(help_text="the checks include the audit")
     checks = serializers.JSONField(help_text="each with ``check``, ``ok`` and ``figures``")
-    statements = CostCentreTotalShape(many=True, help_text="one statement per cost centre")
+    statements = CostCentreTotalShape(many=True, help_text="one statement per cost centre and currency")
     proposal = CloseProposalShape(allow_null=True)
 
 

@@ -6,8 +6,9 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from portal import policy
-from portal.api.base.fields import ResponseSerializer, slug_field
+from portal.api.base.fields import CurrencyAmount, ResponseSerializer, slug_field
 from portal.api.base.serializers import PageQuery, StrictSerializer, Why
+from portal.api.money.rate_card import PriceFactorShape
 from portal.reads.money.charge_line import ChargeLineDetail
 from portal.reads.money.charge_scope import SCOPE_KINDS
 from portal.services.money.budgets import BUDGET_ACTIONS, BUDGET_MEASURES, BUDGET_PERIODS
@@ -73,6 +74,12 @@ class ChargeShape(ResponseSerializer):
     workload_type = serializers.CharField()
     cost_centre = serializers.CharField()
     charged = serializers.DecimalField(max_digits=18, decimal_places=6)
+    currency = serializers.CharField(
+        source="price.currency", allow_null=True, default=None, help_text="null: without a price"
+    )
+    price_factor = serializers.DecimalField(
+        max_digits=14, decimal_places=8, help_text="product of the factors on the price; 1 without factors"
+    )
     corrects = serializers.IntegerField(source="corrects_id", allow_null=True)
     corrected_month = serializers.SerializerMethodField(
         help_text="first day of the closed month that the line corrects; null: none"
@@ -119,11 +126,12 @@ class ChargeLineShape(ResponseSerializer):
     price_per_gpu_hour = serializers.DecimalField(
         max_digits=12, decimal_places=6, source="line.price.price_per_gpu_hour", allow_null=True, default=None
     )
+    factors = PriceFactorShape(many=True, help_text="the factors on the price")
     amount = serializers.DecimalField(
         max_digits=18,
         decimal_places=6,
         allow_null=True,
-        help_text="slots / 840 x seconds / 3600 x price; null without a price",
+        help_text="slots / 840 x seconds / 3600 x price x factor; null without a price",
     )
     is_charged = serializers.BooleanField(help_text="false: ``charged`` is 0, whatever the amount")
     rounding = serializers.DecimalField(
@@ -219,6 +227,7 @@ class PriceShape(ResponseSerializer):
     model = serializers.CharField()
     cost = serializers.SerializerMethodField(help_text="the owner's cost; null if you may not see it")
     price = serializers.DecimalField(max_digits=12, decimal_places=6, source="price_per_gpu_hour")
+    currency = serializers.CharField()
     valid_from = serializers.DateTimeField()
     note = serializers.SerializerMethodField(
         help_text="how the cost was computed; empty if you may not see the cost"
@@ -242,6 +251,9 @@ class PriceWish(StrictSerializer):
     model = serializers.CharField(max_length=60)
     cost = serializers.DecimalField(max_digits=12, decimal_places=6, min_value=0)
     price = serializers.DecimalField(max_digits=12, decimal_places=6, min_value=0)
+    currency = serializers.CharField(
+        max_length=10, required=False, help_text="default: the currency of the month of ``valid_from``"
+    )
     valid_from = serializers.DateTimeField()
     note = serializers.CharField(max_length=300, required=False, allow_blank=True)
 
@@ -287,9 +299,9 @@ class CostCentreWish(StrictSerializer):
 
 class IdleShareShape(ResponseSerializer):
     team = serializers.CharField(allow_blank=True, help_text="name of the team; empty: the operator's part")
-    operator = serializers.DecimalField(max_digits=14, decimal_places=2)
-    guarantee = serializers.DecimalField(max_digits=14, decimal_places=2)
-    use = serializers.DecimalField(max_digits=14, decimal_places=2)
+    operator = CurrencyAmount()
+    guarantee = CurrencyAmount()
+    use = CurrencyAmount()
 
 
 class IdlePayerShape(ResponseSerializer):
@@ -311,9 +323,8 @@ class BudgetShape(ResponseSerializer):
     period = serializers.ChoiceField(choices=list(BUDGET_PERIODS))
     month = serializers.DateField(help_text="first day of the period")
     measure = serializers.ChoiceField(choices=list(BUDGET_MEASURES))
-    amount = serializers.DecimalField(
-        max_digits=14, decimal_places=2, help_text="money or GPU-hours, by ``measure``"
-    )
+    amount = CurrencyAmount(help_text="money or GPU-hours, by ``measure``")
+    currency = serializers.CharField(help_text="of a budget in money")
     action = serializers.ChoiceField(choices=list(BUDGET_ACTIONS))
 
 
@@ -327,6 +338,6 @@ class BudgetWish(StrictSerializer):
         choices=list(BUDGET_MEASURES), required=False, help_text="default: money"
     )
     amount = serializers.DecimalField(
-        max_digits=14, decimal_places=2, min_value=0, help_text="money or GPU-hours, by ``measure``"
+        max_digits=15, decimal_places=None, min_value=0, help_text="money or GPU-hours, by ``measure``"
     )
     action = serializers.ChoiceField(choices=list(BUDGET_ACTIONS), required=False)

@@ -8,7 +8,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from portal.api.base.fields import ResponseSerializer, numbers_field
+from portal.api.base.fields import CurrencyAmount, ResponseSerializer, numbers_field
 from portal.wording import expected_start_texts
 from scheduler.core.explain.start_ranges import EstimateAccuracy
 from scheduler.core.what_if.alternatives import Alternative, ChangedField
@@ -86,8 +86,11 @@ class PreviewShape(ResponseSerializer):
         help_text="it starts only after a larger quota of its team"
     )
     gpus = serializers.FloatField()
-    price_per_hour = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
-    longest_cost = serializers.DecimalField(max_digits=20, decimal_places=2, allow_null=True)
+    price_per_hour = CurrencyAmount(allow_null=True)
+    longest_cost = CurrencyAmount(allow_null=True)
+    price_factor = serializers.DecimalField(
+        max_digits=14, decimal_places=8, help_text="of its priority and type; both prices include it"
+    )
     currency = serializers.CharField()
     wish = serializers.CharField(help_text="a warning if it would end after wanted_by; otherwise empty")
     warnings = serializers.ListField(child=serializers.CharField(), help_text="warnings that block nothing")

@@ -69,7 +69,7 @@ def free_capacity(user: User, now: datetime, card: cost_totals.Prices | None = N
             free_on_one_host=max(by_host[pool, model, profile].values()),
             slots=line["slots"],
             memory_mib=line["memory"],
-            price=cost_totals.rounded_sum([card.of(pool, model, line["slots"])]),
+            price=cost_totals.rounded_sum([card.of(pool, model, line["slots"])], card.currency),
         )
         for (pool, model, profile), line in sums.items()
     ]

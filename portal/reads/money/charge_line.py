@@ -14,7 +14,9 @@ from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from scheduler.models import Host, Reservation, Workload
 from telemetry.core.amounts import MICRO, round_amount
 from telemetry.core.charge_model import CHARGED_BUCKETS
-from telemetry.models import Charge
+from telemetry.models import Charge, PriceFactor
+from telemetry.money.billing_months import month_of
+from telemetry.money.pricing.billing_currencies import currency_of_month
 from telemetry.reads.charge_line_usage import LineUsage, line_usage
 
 Row = TypeVar("Row", bound=Model)
@@ -24,8 +26,9 @@ Row = TypeVar("Row", bound=Model)
 class ChargeLineDetail:
     """A charge line, and the rows behind it that the viewer may see.
 
-    ``amount`` is the price of the line's time, rounded to six decimals; None without a price. ``related`` are
-    the visible lines of the same correction: the corrected line, its reversal and the lines that replace it.
+    ``amount`` is the price of the line's time with its factors, rounded to six decimals; None without a
+    price. ``currency`` is that of all its amounts. ``related`` are the visible lines of the same correction:
+    the corrected line, its reversal and the lines that replace it.
     """
 
     line: Charge
@@ -39,6 +42,12 @@ class ChargeLineDetail:
     related: list[Charge]
     usage: LineUsage | None
     sees_cost: bool
+    currency: str
+
+    @property
+    def factors(self) -> list[PriceFactor]:
+        """Return the factors on the price: of the priority, then of the workload type."""
+        return [row for row in (self.line.priority_factor, self.line.type_factor) if row is not None]
 
     @property
     def rounding(self) -> Decimal:
@@ -54,12 +63,15 @@ class ChargeLineDetail:
 def charge_line(viewer: User, pk: int) -> ChargeLineDetail | None:
     """Return a charge line; None if it does not exist or the viewer may not see it."""
     visible = policy.visible_charges(viewer)
-    line = visible.filter(pk=pk).select_related("price__pool", "pool", "gpu", "allocation__run").first()
+    line = (
+        visible.filter(pk=pk)
+        .select_related("price__pool", "priority_factor", "type_factor", "pool", "gpu", "allocation__run")
+        .first()
+    )
     if line is None:
         return None
-    exact = (
-        line.price.price_per_gpu_hour * line.slot_seconds / SLOT_SECONDS_PER_GPU_HOUR if line.price else None
-    )
+    price = line.work_price
+    exact = None if price is None else price * line.slot_seconds / SLOT_SECONDS_PER_GPU_HOUR
     first = line.corrects_id or line.pk
     related = visible.filter(Q(pk=first) | Q(corrects=first) | Q(corrects=line.pk)).exclude(pk=line.pk)
     return ChargeLineDetail(
@@ -74,6 +86,7 @@ def charge_line(viewer: User, pk: int) -> ChargeLineDetail | None:
         related=list(related.order_by("pk")),
         usage=line_usage(line),
         sees_cost=policy.sees_owner_cost(viewer),
+        currency=line.price.currency if line.price else currency_of_month(month_of(line.start)),
     )
 
 

@@ -16,8 +16,20 @@ from scheduler.core.model.snapshot import PoolKind
 from scheduler.models import Gpu, Pool, Project, Workload
 from telemetry.budgets.budget_periods import period_of
 from telemetry.core.amounts import ZERO
-from telemetry.models import Budget, BudgetMeasure, BudgetPeriod, Charge, IdlePayer, Price, Statement
+from telemetry.core.currencies import decimals_of
+from telemetry.models import (
+    BillingCurrency,
+    Budget,
+    BudgetMeasure,
+    BudgetPeriod,
+    Charge,
+    IdlePayer,
+    Price,
+    PriceFactor,
+    Statement,
+)
 from telemetry.money import shared_idle, statements
+from telemetry.money.pricing.billing_currencies import currency_of_month
 from telemetry.money.refund_limits import load_refund_limits
 from telemetry.reads.budget_status import BudgetStatus, budget_statuses
 from telemetry.reads.chargeback import group_names
@@ -39,12 +51,17 @@ def conservation_equation(month: date) -> dict[str, Any]:
     """Return the check that a month's charges and losses add up to the cost of the GPUs.
 
     The equation is: charged - margin + uncharged + idle + overhead = cost. ``pools`` has its amounts for each
-    pool, ``total`` the sums over all pools. ``difference`` is the left side minus the right side of the
-    totals. ``not_sold`` in the totals is idle plus uncharged.
+    pool, ``total`` the sums over all pools. Both are in the currency of the month. ``difference`` is the left
+    side minus the right side of the totals. ``not_sold`` in the totals is idle plus uncharged.
     """
     pools = statements.statement_totals(month)["pools"]
     names = ("charged", "margin", "uncharged", "idle", "overhead", "cost")
-    rows = [{"pool": row["pool"], **{name: Decimal(row[name]) for name in names}} for row in pools]
+    own = currency_of_month(month)
+    rows = [
+        {"pool": row["pool"], **{name: Decimal(row[name]) for name in names}}
+        for row in pools
+        if row.get("currency", own) == own
+    ]
     total: dict[str, Any] = {name: sum((row[name] for row in rows), Decimal(0)) for name in names}
     left = total["charged"] - total["margin"] + total["uncharged"] + total["idle"] + total["overhead"]
     total["not_sold"] = total["idle"] + total["uncharged"]
@@ -149,6 +166,34 @@ def rate_card(now: datetime) -> list[dict[str, Any]]:
             if now_charged.line(row.pool_id, row.model) == row.pk
             else "over",
             "margin": row.price_per_gpu_hour - row.cost_per_gpu_hour,
+        }
+        for row in rows
+    ]
+
+
+def price_factor_rows(now: datetime) -> list[dict[str, Any]]:
+    """Return all price factors by pool and work, the newest of each first, each with its state."""
+    rows = list(PriceFactor.objects.select_related("pool").order_by("-valid_from", "-pk"))
+    started: set[tuple[int | None, int | None, str]] = set()
+    found = []
+    for row in rows:
+        key = (row.pool_id, row.priority, row.workload_type)
+        state = "to come" if row.valid_from > now else "over" if key in started else "in force"
+        if state == "in force":
+            started.add(key)
+        found.append({"row": row, "work": money_texts.factor_subject(row), "state": state})
+    return sorted(found, key=lambda each: (each["row"].pool.name if each["row"].pool else "", each["work"]))
+
+
+def currency_rows(now: datetime) -> list[dict[str, Any]]:
+    """Return the currencies of months, newest first, each with its state."""
+    rows = list(BillingCurrency.objects.order_by("-first_month"))
+    in_force = next((row for row in rows if row.valid_from <= now), None)
+    return [
+        {
+            "row": row,
+            "decimals": decimals_of(row.currency),
+            "state": "to come" if row.valid_from > now else "in force" if row == in_force else "over",
         }
         for row in rows
     ]

@@ -43,7 +43,7 @@ class CloseRehearsal:
     over: bool
     audited: bool
     checks: list[dict[str, Any]]
-    totals: list[tuple[str, Any]]
+    totals: list[tuple[str, str, Any]]
     statement: Statement | None
     proposal: CloseProposal | None
 

@@ -30,6 +30,7 @@ from telemetry.exports.export_model import (
 )
 from telemetry.exports.registry import EXPORT_KINDS
 from telemetry.money.billing_months import billing_calendar
+from telemetry.money.pricing.billing_currencies import currency_of_month
 from telemetry.reads.statement_document import StatementDocument
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t"}
@@ -58,7 +59,7 @@ def export_download(
     scope = charge_scope(viewer)
     if scope.kind == "none" or (kind.whole_only and not _is_visible_document(viewer, month, kind, where)):
         policy.require(viewer, "charges.see_all")
-    organisation = Organisation.objects.first() or Organisation()
+    currency = currency_of_month(month)
     whose = ExportScope(
         kind=scope.kind,
         lines=policy.visible_charges(viewer),
@@ -66,16 +67,16 @@ def export_download(
         where=where,
         with_cost=policy.sees_owner_cost(viewer),
     )
-    options = ExportOptions(
-        dialect, organisation.currency, organisation.name, cause_sentence, document_texts()
-    )
+    organisation = Organisation.objects.first()
+    issuer = organisation.name if organisation else ""
+    options = ExportOptions(dialect, currency, issuer, cause_sentence, document_texts())
     if kind.one_cost_centre and not month_documents(month, options, where["cost_centre"]):
         message = export_texts.NO_STATEMENT.format(
             field="cost_centre", given=where["cost_centre"], month=month
         )
         raise Invalid({"cost_centre": message}, {"cost_centre": where["cost_centre"]})
     return ExportDownload(
-        _file_name(kind, month, where, month_state(month, organisation.currency).label),
+        _file_name(kind, month, where, month_state(month, currency).label),
         kind.content_type,
         kind.write(month, whose, options),
     )

@@ -16,6 +16,7 @@ from scheduler.state.states import OPEN_RESERVATION_STATES, AdminState, LeaseSta
 from scheduler.sweeps.silent_hosts import MassSilence, mass_silence
 from telemetry.models import Budget, BudgetMeasure, BudgetPeriod
 from telemetry.money.billing_months import month_of
+from telemetry.money.pricing.billing_currencies import currency_at
 
 MAX_DASHBOARD_ROWS = 5
 
@@ -107,7 +108,11 @@ def money_dashboard(user: User, now: datetime) -> MoneyDashboard | None:
     budgets = {
         budget.team_id: budget
         for budget in Budget.objects.filter(
-            team__in=teams, period=BudgetPeriod.MONTH, month=month, measure=BudgetMeasure.MONEY
+            team__in=teams,
+            period=BudgetPeriod.MONTH,
+            month=month,
+            measure=BudgetMeasure.MONEY,
+            currency=currency_at(now),
         ).select_related("spend_forecast")
     }
     lines = [

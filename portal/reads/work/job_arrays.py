@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from decimal import Decimal
 from typing import Any
 
 from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet
@@ -91,7 +90,7 @@ class JobArrayTotals:
     held: list[tuple[str, str, int]] = field(default_factory=list)
     simulated: bool = False
     use: float | None = None
-    cost: Decimal | None = None
+    cost: cost_totals.CurrencySums | None = None
 
     @property
     def state(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from portal import policy
 from portal.models import Submission, SubmissionState, User
@@ -18,6 +18,7 @@ from scheduler.reads import capacity as engine
 from scheduler.state.states import OPEN_RESERVATION_STATES
 from telemetry.models import Budget, BudgetMeasure, BudgetPeriod
 from telemetry.money.billing_months import month_of
+from telemetry.money.pricing.billing_currencies import currency_at
 from telemetry.reads.budget_status import BudgetStatus, budget_statuses
 
 
@@ -58,6 +59,7 @@ def team_summaries(user: User, now: datetime) -> list[TeamSummary]:
         lines.setdefault(quota.team_id, []).append(quota_usage_of(quota, held))
     month = month_of(now)
     rows = Budget.objects.filter(team__in=teams, period=BudgetPeriod.MONTH, month=month)
+    rows = rows.filter(Q(measure=BudgetMeasure.GPU_HOURS) | Q(currency=currency_at(now)))
     budgets = {(row.team_id, row.measure): row for row in rows}
     statuses = budget_statuses(rows, now)
     spent = cost_totals.team_spending(teams, month)

@@ -65,7 +65,7 @@ class WorkloadDetails:
     ran: timedelta | None = None  # runtime of all attempts of an ended workload; None if it never ran
     waiting: int = 0
     use: utilisation.WorkloadUtilisation = field(default_factory=utilisation.WorkloadUtilisation)
-    cost: Decimal | None = None
+    cost: cost_totals.CurrencySums | None = None
     price_per_hour: Decimal | None = None
     # The last preemption, if the workload is stopping, or waits again after an attempt.
     eviction: Decision | None = None
@@ -354,13 +354,18 @@ def _price_per_hour(piece: WorkloadDetails, prices: cost_totals.Prices) -> Decim
     names several models, the most expensive counts.
     """
     workload = piece.workload
+    work, in_reservation = (workload.priority, workload.type), workload.reservation_id is not None
+
+    def price_of(model: str, slots: int) -> Decimal | None:
+        return prices.of_work(workload.pool_id, model, work, slots, in_reservation=in_reservation)
+
     if piece.held:
         return cost_totals.rounded_sum(
-            prices.of(workload.pool_id, unit.model, unit.slots) for unit in piece.held
+            (price_of(unit.model, unit.slots) for unit in piece.held), prices.currency
         )
     if workload.profile != WHOLE_GPU_PROFILE or not workload.models_wanted:
         return None
-    dearest = [prices.of(workload.pool_id, model, SLOTS_PER_GPU) for model in workload.models_wanted]
+    dearest = [price_of(model, SLOTS_PER_GPU) for model in workload.models_wanted]
     if any(price is None for price in dearest):
         return None
     return max(price for price in dearest if price is not None) * workload.units * workload.hosts

@@ -13,10 +13,16 @@ from portal.input_checks import InputChecks
 from portal.models import Submission, User
 from portal.services import audit
 from portal.services.approvals.submissions import create_unique_submission
-from portal.services.money.budgets import BUDGET_MEASURES, BUDGET_PERIODS, MAX_BUDGET, check_period
+from portal.services.money.budgets import (
+    BUDGET_MEASURES,
+    BUDGET_PERIODS,
+    check_period,
+    checked_budget_amount,
+)
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Team
-from telemetry.models import Budget
+from telemetry.models import Budget, BudgetMeasure
+from telemetry.money.pricing.billing_currencies import load_billing_currencies
 
 
 def request_budget(
@@ -41,12 +47,15 @@ def request_budget(
     month = checks.month("month", month)
     period = checks.choice("period", period, BUDGET_PERIODS)
     measure = checks.choice("measure", measure, BUDGET_MEASURES)
-    clean = checks.amount("amount", amount, high=MAX_BUDGET, decimals=2)
+    currency = load_billing_currencies().of(month)
+    clean = checked_budget_amount(checks, amount, measure, currency)
     why = checks.text("why", why, least=0, most=1000, lines=True)
     if not checks.problems.keys() & {"month", "period"}:
         check_period(checks, period, month, now)
     checks.done()
     payload = {"period": period, "month": month.isoformat(), "measure": measure, "amount": str(clean)}
+    if measure == BudgetMeasure.MONEY:
+        payload["currency"] = currency
     with transaction.atomic():
         submission = create_unique_submission(
             OperationRejected("budget_request_waits", {"team": team.name}, field="amount"),

@@ -36,6 +36,8 @@ from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Project, Series
 from scheduler.services.recurrence import DstOccurrence, Recurrence, dst_occurrences, occurrences
 from telemetry.core.amounts import round_amount
+from telemetry.core.currencies import smallest_unit
+from telemetry.reads.prices import load_current_prices
 
 MAX_OCCURRENCES = 100
 MAX_OCCURRENCE_LENGTH = timedelta(days=1)
@@ -163,7 +165,7 @@ def preview_series(
     - ``gpus``: the GPUs of one occurrence.
     - ``price``: the price of all occurrences. ``price_per_hour``: the price of all requested GPUs for one
       hour. Both are None if a model has no price.
-    - ``currency``: the organisation's currency.
+    - ``currency``: the currency of the present month.
     """
     policy.require(actor, "reservation.request", project)
     request = checked_series_request(
@@ -183,15 +185,15 @@ def preview_series(
     with metered_planning(actor, now):
         answers = scheduling.check_windows(now=now, owner=actor, **request.columns)
     worst = first_unavailable_occurrence(answers)
-    price = rate_card.gpu_hour_price(
-        pool=pool, models=request.first.models_wanted or gpu_models_of_pool(pool), now=now
-    )
+    prices = load_current_prices(now)
+    price = rate_card.gpu_hour_price(prices, pool, request.first.models_wanted or gpu_models_of_pool(pool))
+    unit = smallest_unit(prices.currency)
     per_hour = None if price is None else price * Decimal(str(request.first.gpus))
     hours = Decimal(int(sum((end - start).total_seconds() for start, end in request.windows))) / 3600
     return {
-        "price_per_hour": None if per_hour is None else round_amount(per_hour),
-        "price": None if per_hour is None else round_amount(per_hour * hours),
-        "currency": rate_card.organisation_currency(),
+        "price_per_hour": None if per_hour is None else round_amount(per_hour, unit),
+        "price": None if per_hour is None else round_amount(per_hour * hours, unit),
+        "currency": prices.currency,
         "occurrences": len(request.windows),
         "fits": worst is None,
         "sentence": "" if worst is None else unavailable_occurrences_sentence(request, answers),

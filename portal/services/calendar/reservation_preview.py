@@ -20,6 +20,8 @@ from portal.services.money import rate_card
 from scheduler import services as scheduling
 from scheduler.models import Pool, Project
 from telemetry.core.amounts import round_amount
+from telemetry.core.currencies import smallest_unit
+from telemetry.reads.prices import load_current_prices
 
 
 def preview_reservation(
@@ -45,7 +47,7 @@ def preview_reservation(
     - ``gpus``: the size in whole GPUs.
     - ``price``: the price of the whole window. ``price_per_hour``: the price of all requested GPUs for one
       hour. Both are None if a model has no price.
-    - ``currency``: the organisation's currency.
+    - ``currency``: the currency of the present month.
     - ``warnings``: sentences about circumstances that do not prevent the reservation.
     """
     policy.require(actor, "reservation.request", project)
@@ -55,11 +57,10 @@ def preview_reservation(
     check_time_for_approval(request, now)
     with metered_planning(actor, now):
         answer = scheduling.check_window(now=now, owner=actor, **request.columns)
-    price = rate_card.gpu_hour_price(
-        pool=pool, models=request.models_wanted or gpu_models_of_pool(pool), now=now
-    )
+    prices = load_current_prices(now)
+    price = rate_card.gpu_hour_price(prices, pool, request.models_wanted or gpu_models_of_pool(pool))
+    unit, count = smallest_unit(prices.currency), Decimal(str(request.gpus))
     hours = Decimal(int((request.end - request.start).total_seconds())) / 3600
-    per_hour = None if price is None else round_amount(price * Decimal(str(request.gpus)))
     return {
         "fits": answer.fits,
         "code": answer.code,
@@ -67,9 +68,9 @@ def preview_reservation(
         "windows": alternative_windows_of(answer),
         "needs_approval": request.needs_approval,
         "gpus": request.gpus,
-        "price_per_hour": per_hour,
-        "price": None if price is None else round_amount(price * Decimal(str(request.gpus)) * hours),
-        "currency": rate_card.organisation_currency(),
+        "price_per_hour": None if price is None else round_amount(price * count, unit),
+        "price": None if price is None else round_amount(price * count * hours, unit),
+        "currency": prices.currency,
         "warnings": reservation_warnings(request),
     }
 

@@ -15,11 +15,15 @@ from portal.services import audit
 from portal.wording.problems import administration_problems
 from scheduler.models import Project, Team
 from telemetry.budgets.budget_periods import period_of
-from telemetry.models import Budget, CostCentre
+from telemetry.core.amounts import round_amount
+from telemetry.core.currencies import decimals_of
+from telemetry.models import Budget, BudgetMeasure, CostCentre
 from telemetry.money.billing_months import billing_calendar
+from telemetry.money.pricing.billing_currencies import load_billing_currencies
 
 BUDGET_AUDIT_FIELDS = ("cost_centre", "period", "month", "measure", "amount", "action")
 MAX_BUDGET = Decimal(1_000_000_000)
+GPU_HOURS_DECIMALS = 2
 BUDGET_ACTIONS = ("notify", "refuse_new", "stop_borrowing", "stop_running")
 BUDGET_PERIODS = ("month", "quarter", "year")
 BUDGET_MEASURES = ("money", "gpu_hours")
@@ -53,8 +57,9 @@ def set_budget(
         cost_centre = checks.choice("cost_centre", cost_centre, known)
     month = checks.month("month", month)
     period = checks.choice("period", period, BUDGET_PERIODS)
-    clean = checks.amount("amount", amount, high=MAX_BUDGET, decimals=2)
     measure = checks.choice("measure", measure, BUDGET_MEASURES)
+    currency = load_billing_currencies().of(month)
+    clean = checked_budget_amount(checks, amount, measure, currency)
     action = checks.choice("action", action, BUDGET_ACTIONS)
     if not checks.problems.keys() & {"month", "period"}:
         check_period(checks, period, month, now)
@@ -70,7 +75,8 @@ def set_budget(
         }
         old = Budget.objects.filter(**key).first()
         before = audit.audited_fields(old, "amount", "action") if old else None
-        budget, _ = Budget.objects.update_or_create(**key, defaults={"amount": clean, "action": action})
+        new = {"amount": clean, "action": action, "currency": currency}
+        budget, _ = Budget.objects.update_or_create(**key, defaults=new)
         audit.record(
             actor=actor,
             via=via,
@@ -82,6 +88,13 @@ def set_budget(
             after=audit.audited_fields(budget, *BUDGET_AUDIT_FIELDS),
         )
     return budget
+
+
+def checked_budget_amount(checks: InputChecks, amount: Any, measure: str, currency: str) -> Decimal:
+    """Return the amount of a budget. It may have the decimals of the currency, or two for GPU-hours."""
+    decimals = decimals_of(currency) if measure == BudgetMeasure.MONEY else GPU_HOURS_DECIMALS
+    clean = checks.amount("amount", amount, high=MAX_BUDGET, decimals=decimals)
+    return round_amount(clean, Decimal(1).scaleb(-decimals))
 
 
 def check_period(checks: InputChecks, period: str, first: date, now: datetime) -> None:

@@ -13,7 +13,6 @@ from portal.models import User
 from portal.reads.money.charged_months import first_charged_month
 from portal.services import audit
 from portal.services.money.billing_settings import billing_organisation, statement_terms
-from portal.services.money.rate_card import organisation_currency
 from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
 from telemetry.models import CloseProposal, Statement
@@ -54,7 +53,6 @@ def close_month(
             month=month,
             closed_by=actor,
             now=now,
-            currency=organisation_currency(),
             terms=statement_terms(),
             missing_samples_reason=reason,
             two_people=two_people,

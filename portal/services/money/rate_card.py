@@ -1,4 +1,4 @@
-"""Set prices of GPU-hours. Read the present price and the currency."""
+"""Set prices of GPU-hours. Read the present price."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from decimal import Decimal
 from typing import Any
 
 from django.db import IntegrityError, transaction
+from django.db.models import Q
 from psycopg.errors import RestrictViolation
 
 from portal import policy
 from portal.hardware_request import gpu_models_of_pool
 from portal.input_checks import InputChecks
-from portal.models import Organisation, User
+from portal.models import User
 from portal.services import audit
+from portal.services.money.billing_currency import checked_currency
 from portal.services.money.start_dates import check_start_date
+from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Gpu, Pool
-from telemetry.models import Price
-from telemetry.reads.prices import load_current_prices
+from telemetry.models import BillingCurrency, Price
+from telemetry.money.billing_months import month_bounds, month_of
+from telemetry.money.pricing.billing_currencies import load_billing_currencies
+from telemetry.reads.prices import CurrentPrices
 
 MAX_PRICE = Decimal(100_000)
 
@@ -33,14 +38,16 @@ def set_price(
     valid_from: datetime,
     now: datetime,
     pool: Pool | None = None,
+    currency: str = "",
     note: str = "",
     via: str = "web",
 ) -> Price:
     """Add a row to the rate card: the cost and the price of a GPU-hour from ``valid_from`` on.
 
-    Past prices never change, so that ``valid_from`` is after all charged time of the model. Raises Invalid,
-    NotAllowed. Raises OperationRejected if the rate card has a row
-    with the same ``valid_from``.
+    Past prices never change, so that ``valid_from`` is after all charged time of the model. If ``currency``
+    is empty, the price has the currency of the month of ``valid_from``. A price in another currency prepares
+    its introduction, so it begins with a later month. Raises Invalid, NotAllowed. Raises OperationRejected if
+    the rate card has a row with the same ``valid_from`` and currency.
     """
     policy.require(actor, "price.change")
     checks = InputChecks()
@@ -54,6 +61,9 @@ def set_price(
     charged: dict[str, Any] = {"model": model, "pool": pool} if pool else {"model": model}
     subject = f"{model} in {pool.name}" if pool else model
     valid_from = check_start_date(checks, given_start, now, subject, **charged)
+    if "valid_from" not in checks.problems:
+        currency = _checked_currency(checks, currency, valid_from, now)
+        _check_successor(checks, pool, model, valid_from)
     note = checks.text("note", note, least=0, most=300)
     checks.done()
     try:
@@ -61,6 +71,7 @@ def set_price(
             row = Price.objects.create(
                 pool=pool,
                 model=model,
+                currency=currency,
                 cost_per_gpu_hour=amounts["cost"],
                 price_per_gpu_hour=amounts["price"],
                 valid_from=valid_from,
@@ -68,7 +79,7 @@ def set_price(
                 created_at=now,
             )
             after = audit.audited_fields(
-                row, "model", "cost_per_gpu_hour", "price_per_gpu_hour", "valid_from"
+                row, "model", "currency", "cost_per_gpu_hour", "price_per_gpu_hour", "valid_from"
             )
             audit.record(actor=actor, via=via, now=now, verb="set_price", target=row, after=after, why=note)
     except IntegrityError as error:
@@ -81,17 +92,50 @@ def set_price(
     return row
 
 
-def gpu_hour_price(*, pool: Pool, models: Sequence[str], now: datetime) -> Decimal | None:
+def _checked_currency(checks: InputChecks, currency: str, valid_from: datetime, now: datetime) -> str:
+    """Return the currency of a price. One that the month does not have must begin with a later month."""
+    month = month_of(valid_from)
+    of_month = load_billing_currencies().of(month)
+    clean = checked_currency(checks, currency) if currency else of_month
+    prepares = month > month_of(now) and valid_from == month_bounds(month)[0]
+    if clean and clean != of_month and not prepares:
+        message = administration_problems.PRICE_CURRENCY.format(
+            currency=clean, of_month=of_month, month=month
+        )
+        checks.note("currency", clean, message)
+    return clean
+
+
+def _check_successor(checks: InputChecks, pool: Pool | None, model: str, valid_from: datetime) -> None:
+    """Add a problem if another currency is planned and the model has no price in it."""
+    planned = BillingCurrency.objects.filter(valid_from__gt=valid_from).order_by("valid_from").first()
+    if planned is None:
+        return
+    ready = Price.objects.filter(
+        Q(pool=pool) | Q(pool=None), model=model, currency=planned.currency, valid_from=planned.valid_from
+    )
+    if not ready.exists():
+        message = administration_problems.PRICE_WITHOUT_SUCCESSOR.format(
+            valid_from=valid_from.isoformat(),
+            currency=planned.currency,
+            month=planned.first_month,
+            model=model,
+        )
+        checks.note("valid_from", valid_from.isoformat(), message)
+
+
+def gpu_hour_price(
+    prices: CurrentPrices, pool: Pool, models: Sequence[str], work: tuple[int, str] | None = None
+) -> Decimal | None:
     """Return the present price of a GPU-hour of the most expensive of ``models``.
 
-    The workload may get any of these models. Return None if one of them has no price, or if the list is
-    empty.
+    The request may get any of these models. ``work`` is the priority and the type of a workload outside of
+    reservations, whose factors the price then includes. Return None if one of the models has no price, or if
+    the list is empty.
     """
-    card = load_current_prices(now)
-    prices = [card.of(pool.pk, model) for model in models]
-    return None if None in prices else max((price for price in prices if price is not None), default=None)
-
-
-def organisation_currency() -> str:
-    """Return the organisation's currency as a code of three letters."""
-    return Organisation.objects.values_list("currency", flat=True).first() or Organisation().currency
+    prices_of_models = [
+        prices.of(pool.pk, model) if work is None else prices.of_work(pool.pk, model, work)
+        for model in models
+    ]
+    known = [price for price in prices_of_models if price is not None]
+    return None if len(known) < len(prices_of_models) else max(known, default=None)

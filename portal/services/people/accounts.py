@@ -15,6 +15,7 @@ from portal.input_checks import EMAIL_PATTERN, USER_NAME_PATTERN, InputChecks
 from portal.models import ApiToken, Notification, Organisation, User, WorkspaceSession
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
+from portal.services.money.billing_currency import checked_currency, set_first_currency
 from portal.wording.problems import administration_problems
 from portal.wording.refusal_texts import rejection_sentence
 from scheduler.core.rejection import OperationRejected
@@ -143,13 +144,7 @@ def first_run(
     checks = InputChecks()
     organisation = checks.text("organisation", organisation)
     time_zone = checks.time_zone("time_zone", time_zone)
-    if (
-        not isinstance(currency, str)
-        or len(currency) != 3
-        or not currency.isascii()
-        or not currency.isalpha()
-    ):
-        checks.note("currency", currency, administration_problems.CURRENCY_INVALID.format(given=currency))
+    currency = checked_currency(checks, currency)
     with transaction.atomic():
         # The row serves as a lock. If two people do this at the same time, the second sees the first account.
         Organisation.objects.get_or_create(pk=1, defaults={"name": organisation or "gpupool"})
@@ -159,9 +154,8 @@ def first_run(
         user = _create_user(
             checks, username, email, password, "", {"operator": True, "finance": False, "auditor": False}
         )
-        Organisation.objects.filter(pk=1).update(
-            name=organisation, time_zone=time_zone, currency=currency.upper()
-        )
+        Organisation.objects.filter(pk=1).update(name=organisation, time_zone=time_zone)
+        set_first_currency(currency, now)
         row.refresh_from_db()
         audit.record(
             actor=user,
@@ -169,7 +163,7 @@ def first_run(
             now=now,
             verb="first_run",
             target=row,
-            after=audit.audited_fields(row, "name", "time_zone", "currency"),
+            after={**audit.audited_fields(row, "name", "time_zone"), "currency": currency},
         )
     return user
 

@@ -18,6 +18,8 @@ from scheduler.core.reasons import ReasonCode
 from scheduler.models import JobArray, Pool, Project, Workload, WorkloadKind
 from scheduler.requests import WorkloadRequest
 from telemetry.core.amounts import round_amount
+from telemetry.core.currencies import smallest_unit
+from telemetry.reads.prices import load_current_prices
 
 
 def preview_workload(
@@ -43,7 +45,7 @@ def preview_workload(
     - ``quota_effect``: the engine's list of quota usages.
     - ``gpus``: the size in whole GPUs.
     - ``price_per_hour`` and ``longest_cost`` (the price of the whole runtime limit): None if a model has no
-      price.
+      price. Both include ``price_factor``, the factor of the priority and the workload type.
     - ``currency``: the currency of the prices.
     - ``wish``: a warning if the workload would end after ``wanted_by``; otherwise empty.
     - ``warnings``: sentences about circumstances that do not prevent the submission.
@@ -61,24 +63,27 @@ def _preview_of(actor: User, request: WorkloadRequest, now: datetime) -> dict[st
     with metered_planning(actor, now):
         answer = scheduling.preview_workload(request, owner=actor, now=now)
     gpus = whole_gpus_of(request.pool, request)
+    prices = load_current_prices(now)
+    work = (int(request.priority), str(request.type))
+    in_reservation = request.reservation is not None
     price = rate_card.gpu_hour_price(
-        pool=request.pool, models=request.models_wanted or gpu_models_of_pool(request.pool), now=now
+        prices,
+        request.pool,
+        request.models_wanted or gpu_models_of_pool(request.pool),
+        None if in_reservation else work,
     )
-    per_hour = None if price is None else round_amount(price * Decimal(str(gpus)))
-    longest = (
-        None
-        if price is None
-        else round_amount(price * Decimal(str(gpus)) * Decimal(request.max_runtime_seconds) / 3600)
-    )
+    unit, count = smallest_unit(prices.currency), Decimal(str(gpus))
+    hours = Decimal(request.max_runtime_seconds) / 3600
     answer["numbers"] |= reason_texts.requested_hardware(answer["code"], request)
     if answer["code"] == ReasonCode.DEPENDENCY and request.after:
         answer["numbers"]["condition"] = _condition_of_dependency(request, answer["numbers"])
     return {
         **answer,
         "gpus": gpus,
-        "price_per_hour": per_hour,
-        "longest_cost": longest,
-        "currency": rate_card.organisation_currency(),
+        "price_per_hour": None if price is None else round_amount(price * count, unit),
+        "longest_cost": None if price is None else round_amount(price * count * hours, unit),
+        "price_factor": Decimal(1) if in_reservation else prices.factor(request.pool.pk, work),
+        "currency": prices.currency,
         "wish": _late_warning(request, answer, now),
         "warnings": network_warnings(request.pool, request),
     }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from decimal import Decimal
+
+from telemetry.core.currencies import decimals_of
 
 UNKNOWN_TEXT = "unknown"
 CURRENCY_SIGNS = {"EUR": "€", "USD": "$", "GBP": "£"}
@@ -31,29 +34,44 @@ def short_duration(value: timedelta | int | float | Decimal | None) -> str:
 
 
 def money(amount: Decimal | int | None, currency: str = "") -> str:
-    """Format an exact amount with its currency: ``€1,204.80``, ``CHF 12.00``.
+    """Format an exact amount with its currency: ``€1,204.80``, ``CHF 12.00``, ``JPY 1,205``.
 
-    The text has at least two decimals. This function never rounds: the caller rounds with ``round_amount``.
+    The text has at least the decimals of the currency. This function never rounds: the caller rounds with
+    ``round_amount``.
     """
     if amount is None:
         return UNKNOWN_TEXT
-    exact = Decimal(amount)
-    size = abs(exact).normalize()
-    exponent = size.as_tuple().exponent
-    decimals = max(2, -exponent if isinstance(exponent, int) else 2)
-    digits = f"{size:,.{decimals}f}"
-    sign = "−" if exact < 0 else ""
+    sign, digits = _sign_and_digits(Decimal(amount), currency)
     symbol = CURRENCY_SIGNS.get(currency)
     if symbol:
         return f"{sign}{symbol}{digits}"
     return f"{sign}{currency} {digits}" if currency else f"{sign}{digits}"
 
 
-def measured(amount: Decimal | None, measure: str) -> str:
-    """Format a budget amount: ``1,204.80`` for money, ``1,205 GPU-h`` or ``38.5 GPU-h`` for GPU-hours."""
-    if measure != "gpu_hours" or amount is None:
-        return money(amount)
-    return f"{grouped(amount, 1 if abs(amount) < 100 else 0)} GPU-h"
+def money_sums(amounts: Mapping[str, Decimal]) -> str:
+    """Format amounts by currency: ``€12.00``, or ``€12.00 + JPY 350``. Two currencies are never added."""
+    return " + ".join(money(value, currency) for currency, value in sorted(amounts.items()))
+
+
+def amount(value: Decimal | int | None, currency: str) -> str:
+    """Format an exact amount without its currency, where a heading names the currency: ``1,204.80``."""
+    return UNKNOWN_TEXT if value is None else "".join(_sign_and_digits(Decimal(value), currency))
+
+
+def _sign_and_digits(value: Decimal, currency: str) -> tuple[str, str]:
+    """Return the sign and the digits of an amount, with at least the decimals of its currency."""
+    size = abs(value).normalize()
+    exponent = size.as_tuple().exponent
+    decimals = max(decimals_of(currency), -exponent if isinstance(exponent, int) else 0)
+    return "−" if value < 0 else "", f"{size:,.{decimals}f}"
+
+
+def measured(value: Decimal | None, unit: str) -> str:
+    """Format a budget amount: ``€1,204.80`` in a currency, ``1,205 GPU-h`` or ``38.5 GPU-h`` in
+    ``gpu_hours``."""
+    if unit != "gpu_hours" or value is None:
+        return money(value, unit)
+    return f"{grouped(value, 1 if abs(value) < 100 else 0)} GPU-h"
 
 
 def percent(share: float | Decimal | None, decimals: int = 0) -> str:

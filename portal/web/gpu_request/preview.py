@@ -220,6 +220,8 @@ def _workload_preview(form: GpuRequestForm, user: User, now: datetime) -> dict[s
     answer = workload_preview.preview_workload(actor=user, now=now, kind=kind, **arguments)
     seconds = form.cleaned_data["seconds"]
     text = f"up to {short_duration(seconds)} × {money(answer['price_per_hour'], answer['currency'])}"
+    if answer["price_factor"] != 1:
+        text += request_pages.WITH_PRICE_FACTOR.format(factor=f"{answer['price_factor'].normalize():f}")
     context: dict[str, Any] = {
         "fits": answer["starts_now"],
         "starts_now": answer["starts_now"],

@@ -33,7 +33,8 @@ def price_lines(
     gpus = gpu_count_text(answer["gpus"])
     month, team = month_of(now), form.selected_project.team_id
     budget = find_budget_status(month, now, team=team)
-    left = None if budget is None or total is None else budget.left - total
+    counts = budget is not None and budget.unit == answer["currency"]
+    left = budget.left - total if budget is not None and counts and total is not None else None
     hours = find_budget_status(month, now, team=team, measure=BudgetMeasure.GPU_HOURS)
     hours_left = None if hours is None else float(hours.left) - answer["gpus"] * length.total_seconds() / 3600
     return {

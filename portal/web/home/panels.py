@@ -19,6 +19,7 @@ from portal.wording import reason_texts, request_texts
 from portal.wording.pages import home_pages
 from scheduler.models import MaintenanceWindow, Reservation
 from telemetry.core.amounts import round_amount
+from telemetry.core.currencies import decimals_of
 
 FormatAmount = Callable[[Decimal], str]  # a function that returns an amount as text
 KINDS_WITH_WINDOW = (Submission.Kind.RESERVATION, Submission.Kind.SERIES, Submission.Kind.WINDOW_CHANGE)
@@ -170,7 +171,8 @@ def spending_panel(user: User, currency: str, now: datetime) -> dict[str, Any] |
 
 def _whole_currency_units(currency: str) -> FormatAmount:
     """Return a function that formats money without cents, because a bar's label has no space for them."""
-    return lambda amount: money(round_amount(amount, Decimal(1)), currency).removesuffix(".00")
+    zeros = "0" * decimals_of(currency)
+    return lambda amount: money(round_amount(amount, Decimal(1)), currency).removesuffix(f".{zeros}")
 
 
 def _gpu_hours_text(amount: Decimal) -> str:

@@ -16,7 +16,7 @@ from portal.models import User
 from portal.reads.fleet import free_capacity
 from portal.reads.work import job_arrays, team_summaries, wait_explanation, workload_details
 from portal.reads.work.workload_details import WorkloadDetails
-from portal.web.components.quantities import money, short_duration
+from portal.web.components.quantities import money, money_sums, short_duration
 from portal.web.home.panels import operations_panel, spending_panel, team_panel, upcoming_rows
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
@@ -105,7 +105,7 @@ def _array_card(
     words = home_pages.array_note(
         job_arrays.array_summary(whole.row),
         workload_text.units_text(whole.held),
-        "" if whole.cost is None else money(whole.cost, currency),
+        "" if whole.cost is None else money_sums(whole.cost),
     )
     return {
         "title": whole.row.name,
@@ -127,7 +127,9 @@ def _ended_array_row(whole: job_arrays.JobArrayTotals | None, currency: str) -> 
         "state": whole.state,
         "word": state_labels.array_state_label(row),
         "ran": "did not run" if row.began is None else short_duration(row.over - row.began),
-        "cost": money(Decimal("0.00") if row.began is None else whole.cost, currency),
+        "cost": money(Decimal(0), currency)
+        if row.began is None
+        else money_sums(whole.cost or {}) or "unknown",
         "relaunch": None,
     }
 

@@ -49,9 +49,9 @@ def workload_charge_lines(
         return send_export(user, month, where, {"kind": "lines"})
     lines = policy.visible_charges(user)
     rows = charge_lines(month, lines, **where)
-    page = Paginator(rows.select_related("price", "gpu__host", "pool"), LINES_PER_PAGE).get_page(
-        request.GET.get("page")
-    )
+    page = Paginator(
+        rows.select_related("price", "priority_factor", "type_factor", "gpu__host", "pool"), LINES_PER_PAGE
+    ).get_page(request.GET.get("page"))
     table = charges_by("bucket", month, policy.visible_cells(user), **where)
     context = {
         "month": month,
@@ -66,6 +66,8 @@ def workload_charge_lines(
         ],
         "total": table.total,
         "corrected": table.corrected,
+        "other_currencies": table.charged_in_other_currencies,
+        "currency": table.currency,
         "charged": table.charged,
         "corrections": reads.correction_rows(user, month, where) if table.corrections else [],
         "path": breadcrumbs(request, month, where),

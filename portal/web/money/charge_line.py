@@ -14,7 +14,7 @@ from portal.reads.money.charge_line import ChargeLineDetail, charge_line
 from portal.reads.money.charge_scope import charge_scope
 from portal.web.components.quantities import gpu_model, grouped, short_duration
 from portal.web.page.access import current_user, sign_in_required
-from portal.wording import charge_line_texts
+from portal.wording import charge_line_texts, money_texts
 from portal.wording.pages import home_pages
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Workload
@@ -32,9 +32,10 @@ def charge_line_page(request: HttpRequest, pk: int) -> HttpResponseBase:
         "detail": detail,
         "line": line,
         "scope": charge_scope(user),
+        "currency": detail.currency,
         "bucket": charge_line_texts.bucket_label(line),
         "gpus": Decimal(line.slots) / SLOTS_PER_GPU,
-        "formula": charge_line_texts.formula(line.slots, detail.seconds, line.price, detail.amount),
+        "formula": charge_line_texts.formula(line, detail.seconds, detail.amount),
         "sentences": charge_line_texts.amount_sentences(detail.is_charged, line.bucket, detail.rounding),
         "facts": _facts(detail),
         "related": [
@@ -68,6 +69,7 @@ def _facts(detail: ChargeLineDetail) -> list[dict[str, Any]]:
         ("Pool", line.pool.name, ""),
         ("GPU", _gpu_text(detail), reverse("host", args=[detail.host.name]) if detail.host else ""),
         ("Price", charge_line_texts.price_in_force(line.price), reverse("rate-card")),
+        *((money_texts.factor_label(row), f"{row.factor:f}", reverse("rate-card")) for row in detail.factors),
         ("Time", f"{grouped(detail.seconds)} s, {short_duration(detail.seconds)}", ""),
     ]
     if detail.sees_cost:

@@ -61,6 +61,8 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         "see_all": see_all,
         "conservation": reads.conservation_equation(month) if see_all and not where else None,
         "table": table,
+        "currency": table.currency,
+        "other_currencies": table.charged_in_other_currencies,
         "corrections": reads.correction_rows(user, month, where) if table.corrections else [],
         "rows": [group_row(request, group, dimension) for group in table.groups],
         "dimension": DIMENSION_LABELS[dimension],

@@ -22,7 +22,15 @@ def charge_groups_csv(
 
     The total is that of the month's own charges. A correction of a closed month is a row with that month.
     """
-    head = (dimension, "corrected_month", *AMOUNT_COLUMNS, *_cost_column(with_cost), "coverage", SCOPE_COLUMN)
+    head = (
+        dimension,
+        "corrected_month",
+        *AMOUNT_COLUMNS,
+        *_cost_column(with_cost),
+        "coverage",
+        "currency",
+        SCOPE_COLUMN,
+    )
     groups = [
         *((group.name or "none", group) for group in (*table.groups, *table.corrections)),
         ("total", table.total),
@@ -36,7 +44,7 @@ def _group_cells(group: ChargeGroup, with_cost: bool) -> list[Any]:
     cost = [group.cost] if with_cost else []
     coverage = None if group.coverage is None else f"{group.coverage:.4f}"
     corrected = _month_text(group.corrected_month)
-    return [corrected, f"{group.gpu_hours:.4f}", *parts, group.charged, *cost, coverage]
+    return [corrected, f"{group.gpu_hours:.4f}", *parts, group.charged, *cost, coverage, group.currency]
 
 
 def _month_text(month: date | None) -> str | None:

@@ -15,6 +15,7 @@ from portal.web.money.months import month_or_404
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording.pages import money_pages
+from telemetry.money.pricing.billing_currencies import currency_of_month
 
 
 class IdlePayerForm(ServiceForm):
@@ -43,6 +44,7 @@ def idle_payer(request: HttpRequest, month: str) -> HttpResponseBase:
     closed = statement is not None and statement.state == "closed"
     context = {
         "month": first_day,
+        "currency": currency_of_month(first_day),
         "closed": closed,
         "present": present,
         "payers": money_pages.IDLE_PAYERS,

@@ -1,10 +1,11 @@
-"""Render the page of prices and refund limits."""
+"""Render the page of prices, price factors, the currency and refund limits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
-from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect, render
@@ -13,81 +14,88 @@ from django.utils import timezone
 from portal import policy
 from portal.models import User
 from portal.reads.money import chargeback as reads
-from portal.services.money import rate_card as price_service
+from portal.services.money.billing_currency import change_currency
+from portal.services.money.price_factors import set_price_factor
+from portal.services.money.rate_card import set_price
 from portal.services.money.refund_limits import set_refund_limit
+from portal.web.money.rate_card_forms import CurrencyForm, PriceFactorForm, PriceForm, RefundLimitForm
 from portal.web.page.access import current_user, sign_in_required
-from portal.web.page.service_form import ServiceForm
 from portal.wording.pages import money_pages
-
-
-class PriceForm(ServiceForm):
-    pool = forms.ChoiceField(label="Pool", required=False)
-    model = forms.ChoiceField(label="GPU model")
-    cost = forms.CharField(label="Owner's cost, per GPU-hour", max_length=30)
-    price = forms.CharField(
-        label="Price, per GPU-hour", max_length=30, help_text="Enter the cost to charge no margin."
-    )
-    valid_from = forms.DateTimeField(
-        label="From", widget=forms.DateTimeInput(attrs={"type": "datetime-local"})
-    )
-    note = forms.CharField(label="How the cost was calculated", required=False, max_length=1000)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.pools = {pool.slug: pool for pool in reads.pools()}
-        fields: dict[str, Any] = self.fields
-        fields["pool"].choices = [
-            ("", "Every pool"),
-            *((slug, pool.name) for slug, pool in self.pools.items()),
-        ]
-        fields["model"].choices = [(model, model) for model in reads.models()]
-
-
-class RefundLimitForm(ServiceForm):
-    pool = forms.ChoiceField(label="Pool")
-    forgiven_minutes = forms.IntegerField(
-        label="Minutes", help_text="0 to 10,080: how much lost work before a stop is not charged at most."
-    )
-    valid_from = forms.DateTimeField(
-        label="For stops from", widget=forms.DateTimeInput(attrs={"type": "datetime-local"})
-    )
-    why = forms.CharField(label="Note", required=False, max_length=300, help_text="Stored in the audit log.")
-
-    def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.pools = {pool.slug: pool for pool in policy.visible_pools(user).order_by("name")}
-        fields: dict[str, Any] = self.fields
-        fields["pool"].choices = [(slug, pool.name) for slug, pool in self.pools.items()]
 
 
 @sign_in_required
 def rate_card(request: HttpRequest) -> HttpResponseBase:
-    """Show all prices and refund limits with their dates; finance adds entries that start now or later."""
+    """Show prices, factors, currencies and refund limits with their dates; finance adds later ones.
+
+    ``verb`` in a POST names the form; the form of a price has none.
+    """
     user, now = current_user(request), timezone.now()
-    refund_posted = request.POST.get("verb") == "refund_limit"
-    form = PriceForm(None if refund_posted else request.POST or None)
-    refund_form = RefundLimitForm(request.POST if refund_posted else None, user=user)
-    if refund_posted and refund_form.is_valid():
-        given = dict(refund_form.cleaned_data)
-        pool = refund_form.pools[given.pop("pool")]
-        if refund_form.carry_out(set_refund_limit, actor=user, pool=pool, now=now, **given) is not None:
-            messages.success(request, money_pages.REFUND_LIMIT_SET.format(pool=pool.name))
-            return redirect("rate-card")
-    elif request.method == "POST" and form.is_valid():
-        given = dict(form.cleaned_data)
-        own_pool = form.pools.get(given.pop("pool"))
-        if form.carry_out(price_service.set_price, actor=user, pool=own_pool, now=now, **given) is not None:
-            messages.success(request, money_pages.PRICE_SET)
+    verb = request.POST.get("verb", "price")
+
+    def data(name: str) -> Any:
+        return request.POST if request.method == "POST" and verb == name else None
+
+    forms = {
+        "price": PriceForm(data("price")),
+        "factor": PriceFactorForm(data("factor"), auto_id="factor_%s"),
+        "currency": CurrencyForm(data("currency"), auto_id="currency_%s"),
+        "refund_limit": RefundLimitForm(data("refund_limit"), user=user, auto_id="refund_%s"),
+    }
+    form = forms.get(verb)
+    if form is not None and form.is_valid():
+        done = SET_BY_VERB[verb](form, user, now)
+        if done is not None:
+            messages.success(request, done)
             return redirect("rate-card")
     context = {
         "rows": reads.rate_card(now),
+        "factors": reads.price_factor_rows(now),
+        "currencies": reads.currency_rows(now),
         "refund_limits": reads.refund_limit_rows(user, now),
-        "form": form,
-        "refund_form": refund_form,
+        "form": forms["price"],
+        "factor_form": forms["factor"],
+        "currency_form": forms["currency"],
+        "refund_form": forms["refund_limit"],
         "may_price": policy.may(user, "price.change"),
         "sees_cost": policy.sees_owner_cost(user),
         "now": now,
     }
-    return render(
-        request, "manage/rate_card.html", context, status=400 if form.errors or refund_form.errors else 200
-    )
+    failed = any(each.errors for each in forms.values())
+    return render(request, "manage/rate_card.html", context, status=400 if failed else 200)
+
+
+def _set_price(form: PriceForm, user: User, now: datetime) -> str | None:
+    """Set the price of a valid form. Return the message for the page; None if the service rejects it."""
+    given = dict(form.cleaned_data)
+    pool = form.pools.get(given.pop("pool"))
+    row = form.carry_out(set_price, actor=user, pool=pool, now=now, **given)
+    return None if row is None else money_pages.PRICE_SET
+
+
+def _set_factor(form: PriceFactorForm, user: User, now: datetime) -> str | None:
+    given = dict(form.cleaned_data)
+    pool = form.pools.get(given.pop("pool"))
+    row = form.carry_out(set_price_factor, actor=user, pool=pool, now=now, **given)
+    return None if row is None else money_pages.PRICE_FACTOR_SET
+
+
+def _change_currency(form: CurrencyForm, user: User, now: datetime) -> str | None:
+    row = form.carry_out(change_currency, actor=user, now=now, **form.cleaned_data)
+    if row is None:
+        return None
+    return money_pages.CURRENCY_CHANGED.format(currency=row.currency, month=row.first_month)
+
+
+def _set_refund_limit(form: RefundLimitForm, user: User, now: datetime) -> str | None:
+    given = dict(form.cleaned_data)
+    pool = form.pools[given.pop("pool")]
+    row = form.carry_out(set_refund_limit, actor=user, pool=pool, now=now, **given)
+    return None if row is None else money_pages.REFUND_LIMIT_SET.format(pool=pool.name)
+
+
+SET_BY_VERB: dict[str, Callable[[Any, User, datetime], str | None]] = {
+    "price": _set_price,
+    "factor": _set_factor,
+    "currency": _change_currency,
+    "refund_limit": _set_refund_limit,
+}

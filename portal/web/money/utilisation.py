@@ -125,6 +125,7 @@ def _utilisation_query(request: HttpRequest, user: User, now: datetime) -> utili
         )
     return utilisation_query.UtilisationQuery(
         filters=UsageFilters(
+            currency=current_currency(request),
             start=start,
             end=end,
             pool=pool.pk if pool else None,

@@ -19,9 +19,6 @@ from portal.web.page.service_form import ServiceForm
 class OrganisationForm(ServiceForm):
     name = forms.CharField(max_length=200, label="Name")
     time_zone = forms.CharField(max_length=60, label="Time zone")
-    currency = forms.CharField(
-        max_length=10, label="Currency", help_text="Three letters. Amounts are never converted."
-    )
 
 
 @sign_in_required
@@ -32,7 +29,6 @@ def organisation_settings(request: HttpRequest) -> HttpResponse:
     initial = {
         "name": organisation.name,
         "time_zone": organisation.time_zone,
-        "currency": organisation.currency,
     }
     form = OrganisationForm(request.POST or None, initial=initial)
     if request.method == "POST" and form.is_valid():

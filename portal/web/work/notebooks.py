@@ -43,6 +43,7 @@ from scheduler.core.rejection import OperationRejected
 from scheduler.models import Reservation, WorkloadKind, WorkloadType
 from scheduler.state.states import WorkloadState
 from telemetry.core.amounts import round_amount
+from telemetry.core.currencies import smallest_unit
 
 LAST_NOTEBOOK_SESSION_KEY = "last_notebook"
 RUNTIME_CHOICES_HOURS = (1, 2, 4, 8, 12, 24, 48, 72)
@@ -248,7 +249,7 @@ def _template_label(template: Template, lines: list[free_capacity.FreeCapacity],
         f"at most {short_duration(template.max_runtime_seconds)}",
     ]
     if prices:
-        words.append(f"from {money(round_amount(min(prices)), currency)}/h")
+        words.append(f"from {money(round_amount(min(prices), smallest_unit(currency)), currency)}/h")
     words.append(f"free now in {' and '.join(dict.fromkeys(pools))}" if pools else "would wait")
     return format_html('<b>{}</b> <span class="muted">{}</span>', template.name, ", ".join(words))
 

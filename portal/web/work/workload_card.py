@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from portal.models import User
 from portal.reads.work.workload_details import WorkloadDetails, is_notebook
-from portal.web.components.quantities import money, percent, short_duration
+from portal.web.components.quantities import money, money_sums, percent, short_duration
 from portal.web.work.workload_text import (
     borrowing_notice,
     displayed_state,
@@ -226,17 +226,14 @@ def _time_left(details: WorkloadDetails, now: datetime) -> dict[str, str]:
 
 
 def _cost(details: WorkloadDetails, currency: str) -> dict[str, str]:
-    so_far = (
-        details.cost
-        if details.cost is not None
-        else (Decimal("0.00") if details.price_per_hour is not None else None)
-    )
+    nothing = Decimal(0) if details.price_per_hour is not None else None
+    so_far = money(nothing, currency) if details.cost is None else money_sums(details.cost)
     hourly = (
         f"{money(details.price_per_hour, currency)}/h"
         if details.price_per_hour is not None
         else "no price set"
     )
-    return {"label": "Cost so far", "value": money(so_far, currency), "small": hourly}
+    return {"label": "Cost so far", "value": so_far, "small": hourly}
 
 
 # Not split: the function is a decision table, in which the first match decides.

@@ -10,7 +10,7 @@ from django.urls import reverse
 from portal.models import User
 from portal.reads.work import job_arrays
 from portal.reads.work.workload_details import WorkloadDetails
-from portal.web.components.quantities import money, percent, short_duration
+from portal.web.components.quantities import money_sums, percent, short_duration
 from portal.web.work import workload_card, workload_text
 from portal.wording import expected_start_texts, state_labels
 from scheduler.models import Workload
@@ -80,7 +80,7 @@ def _array_row(
         "simulated": details.simulated or whole.simulated,
         "use_text": percent(whole.use) if held else "",
         "time": _array_time(row, now),
-        "cost": money(whole.cost, currency) if whole.cost is not None else "–",
+        "cost": money_sums(whole.cost) if whole.cost is not None else "–",
         "actions": [],
     }
 
@@ -111,7 +111,7 @@ def _offers_buttons(workload: Workload, user: User) -> bool:
 def _cost_text(details: WorkloadDetails, currency: str) -> str:
     if details.workload.state == WorkloadState.ENDED:
         return workload_text.final_cost_text(details, currency)
-    return money(details.cost, currency) if details.cost is not None else "–"
+    return money_sums(details.cost) if details.cost is not None else "–"
 
 
 def _time_text(details: WorkloadDetails, now: datetime) -> str:

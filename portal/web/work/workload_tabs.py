@@ -14,7 +14,7 @@ from portal.models import User
 from portal.reads.money import cost_totals
 from portal.reads.work import utilisation
 from portal.reads.work.workload_details import WorkloadDetails
-from portal.web.components.quantities import gpu_model, money, percent, short_duration
+from portal.web.components.quantities import gpu_model, money, money_sums, percent, short_duration
 from portal.web.work import attempts
 from portal.web.work.workload_log import LOG_TAIL_BYTES, log_state, requested_run
 from portal.wording.pages import workload_pages
@@ -23,6 +23,7 @@ from scheduler.models import Workload
 from scheduler.runs import logs
 from scheduler.state.states import WorkloadState
 from telemetry.core.amounts import round_amount
+from telemetry.core.currencies import smallest_unit
 
 TABS = (
     ("log", "Log"),
@@ -164,7 +165,10 @@ def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
 
 def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> dict[str, Any]:
     lines = cost_totals.charge_lines_of(workload.pk)
-    written = sum((line["amount"] for line in lines), Decimal(0))
+    written: dict[str, Decimal] = {}
+    for line in lines:
+        written[line["currency"]] = written.get(line["currency"], Decimal(0)) + line["amount"]
+    written = written or {currency: Decimal(0)}
     rows = [
         [
             f"{line['day']:%d %b %Y}",
@@ -172,7 +176,7 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
             + (workload_pages.CORRECTED.format(month=line["corrected"]) if line["corrected"] else ""),
             gpu_model(line["model"]),
             _gpu_hours_figure(line["seconds"]),
-            money(line["amount"], currency),
+            money(line["amount"], line["currency"]),
         ]
         for line in lines
     ]
@@ -187,15 +191,15 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
             {"label": "Charged", "numeric": True},
         ],
         "rows": rows,
-        "total": ["Total", "", "", "", money(written, currency)],
+        "total": ["Total", "", "", "", money_sums(written)],
         "empty": workload_pages.NOTHING_CHARGED,
     }
     readings = [
         {
             "label": "Total cost" if workload.state == WorkloadState.ENDED else "So far",
-            "value": money(so_far, currency),
+            "value": money_sums(so_far),
         },
-        {"label": "Already charged", "value": money(written, currency)},
+        {"label": "Already charged", "value": money_sums(written)},
     ]
     return {"cost_table": table, "cost_readings": readings + _price_readings(workload, details, currency)}
 
@@ -207,7 +211,8 @@ def _price_readings(workload: Workload, details: WorkloadDetails, currency: str)
     """
     if workload.state == WorkloadState.ENDED or details.price_per_hour is None:
         return []
-    most = money(round_amount(details.price_per_hour * workload.max_runtime_seconds / 3600), currency)
+    exact = details.price_per_hour * workload.max_runtime_seconds / 3600
+    most = money(round_amount(exact, smallest_unit(currency)), currency)
     return [
         {
             "label": "Per hour now" if details.held else workload_pages.PRICE_LATER_LABEL,

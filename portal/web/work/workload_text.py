@@ -11,7 +11,7 @@ from django.urls import reverse
 
 from portal.models import User
 from portal.reads.work.workload_details import HeldUnit, WorkloadDetails, is_notebook
-from portal.web.components.quantities import gpu_model, money, short_duration
+from portal.web.components.quantities import gpu_model, money, money_sums, short_duration
 from portal.wording import outcome_texts, reason_texts, request_texts, state_labels
 from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.core.reasons import ReasonCode
@@ -58,9 +58,9 @@ def final_cost_text(details: WorkloadDetails, currency: str) -> str:
 
     Return a dash if the cost is unknown although the workload was placed.
     """
-    nothing = Decimal("0.00") if not details.workload.attempt else None
-    cost = nothing if details.cost is None else details.cost
-    return "–" if cost is None else money(cost, currency)
+    if details.cost is not None:
+        return money_sums(details.cost)
+    return "–" if details.workload.attempt else money(Decimal(0), currency)
 
 
 def ended_state(outcome: str, *, ran: bool) -> str:

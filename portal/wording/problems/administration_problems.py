@@ -41,7 +41,32 @@ BILLING_ZONE_MONTH = (
 BILLING_ZONE_UNKNOWN = "time_zone is {zone}; allowed: a time zone that the database knows, too."
 BILLING_ZONE_IS_THE_SAME = "time_zone is {zone}; allowed: a zone that the month does not have already."
 MONTH_IS_NOT_PAST = "month is {month:%Y-%m}; allowed: a past month, before {this_month:%Y-%m}."
-CURRENCY_INVALID = "currency is {given!a:.60}; allowed: three letters, such as EUR."
+CURRENCY_INVALID = (
+    "currency is {given!a:.60}; allowed: a code of ISO 4217 with 0, 2 or 3 decimals, such as JPY, EUR or KWD."
+)
+PRICE_CURRENCY = (
+    "currency is {currency}; allowed: {of_month}, the currency of {month:%Y-%m}, or a price from the start "
+    "of a later month on, before the currency is changed."
+)
+PRICE_WITHOUT_SUCCESSOR = (
+    "valid_from is {valid_from}, but from {month:%Y-%m} on the currency is {currency} and {model} has no "
+    "price in it; allowed: first set its price in {currency} from the start of that month on."
+)
+FACTOR_KIND = "priority and workload_type: give exactly one of the two."
+FACTOR_VALUE = (
+    "factor is {given!a:.60}; allowed: more than 0, up to {high}, with at most {decimals} decimals."
+)
+FACTOR_OF_DEDICATED_POOL = (
+    "pool is {pool}; allowed: a dynamic pool. A dedicated pool is paid for whether it is used or not."
+)
+CURRENCY_IS_IN_FORCE = "currency is {currency}, which {month:%Y-%m} has already; allowed: another currency."
+CURRENCY_MONTH_IS_CHARGED = (
+    "first_month is {month:%Y-%m}; allowed: {earliest:%Y-%m} or later, not charged yet."
+)
+CURRENCY_WITHOUT_PRICES = (
+    "first_month is {month:%Y-%m}, but no price in {currency} begins at {start} for {what}; "
+    "allowed: a month from whose start each model has a price in {currency}."
+)
 AUDITOR_HAS_OTHER_ROLE = (
     "auditor is true with another role; allowed: an auditor is neither operator nor finance."
 )

@@ -11,13 +11,13 @@ from decimal import Decimal
 
 from django.db.models import Q, Sum
 
+from telemetry.core.currencies import decimals_of
 from telemetry.exports.documents.statement_pdf import statement_pdf
 from telemetry.exports.export_model import ExportOptions, ExportScope, month_state
 from telemetry.models import CostCentreStatement, Statement
 from telemetry.money.billing_months import month_bounds
 from telemetry.reads.statement_document import statement_document
 
-CURRENCY_DECIMALS = 2
 NOT_IN_FILE_NAME = re.compile(r"[^A-Za-z0-9.-]+")
 PROVISIONAL_NUMBER = "{month:%Y-%m}/{code}/provisional"
 
@@ -63,13 +63,14 @@ def month_documents(
         CostCentreStatement(
             statement=state.statement,
             cost_centre=centre,
-            currency=state.currency,
+            currency=currency,
             sequence=1,
-            number=PROVISIONAL_NUMBER.format(month=month, code=centre),
+            number=PROVISIONAL_NUMBER.format(month=month, code=centre)
+            + ("" if currency == state.currency else f"-{currency}"),
             issuer=options.issuer,
             total=total,
         )
-        for centre, total in _open_totals(state.statement)
+        for centre, currency, total in _open_totals(state.statement)
         if code in (None, centre)
     ]
 
@@ -77,15 +78,15 @@ def month_documents(
 def _pdf(statement: CostCentreStatement, options: ExportOptions) -> bytes:
     if options.texts is None:
         raise ValueError("texts: statements of cost centres need them")
-    return statement_pdf(statement_document(statement), CURRENCY_DECIMALS, options.texts)
+    return statement_pdf(statement_document(statement), decimals_of(statement.currency), options.texts)
 
 
-def _open_totals(statement: Statement) -> list[tuple[str, Decimal]]:
-    """Return the charges of each cost centre of an open month."""
+def _open_totals(statement: Statement) -> list[tuple[str, str, Decimal]]:
+    """Return the charges of each cost centre and currency of an open month, its own currency first."""
     lines = statement.lines.filter(shared_out=False).exclude(cost_centre="")
     lines = lines.exclude(Q(slot_seconds=0, charged_cents=0, cost_cents=0))
-    totals = lines.values_list("cost_centre").annotate(total=Sum("charged_cents"))
-    return list(totals.order_by("cost_centre"))
+    totals = lines.values_list("cost_centre", "currency").annotate(total=Sum("charged_cents"))
+    return sorted(totals, key=lambda row: (row[0], row[1] != statement.currency, row[1]))
 
 
 class _Sink(io.RawIOBase):

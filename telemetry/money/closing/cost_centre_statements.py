@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal
@@ -23,43 +24,48 @@ class StatementTerms:
     payment_days: int = 30
 
 
-def make_documents(
-    statement: Statement, currency: str, terms: StatementTerms, closed_on: date
-) -> list[CostCentreStatement]:
+def make_documents(statement: Statement, terms: StatementTerms, closed_on: date) -> list[CostCentreStatement]:
     """Make the statements of all cost centres that have a line in a closing month, sorted by code.
 
-    The total of each is the sum of the cents of its lines. ``closed_on`` is the day of the close.
+    A cost centre has one for each currency of its lines, that of the month first. The total of each is the
+    sum of the cents of its lines. ``closed_on`` is the day of the close.
     """
-    budgets = dict(
-        Budget.objects.filter(
+    sequences: Counter[str] = Counter()
+    budgets = {
+        (code, currency): amount
+        for code, currency, amount in Budget.objects.filter(
             month=statement.month, period=BudgetPeriod.MONTH, measure=BudgetMeasure.MONEY
-        ).values_list("cost_centre", "amount")
-    )
-    made = [
-        CostCentreStatement(
+        ).values_list("cost_centre", "currency", "amount")
+    }
+    made = []
+    for code, currency, total in cost_centre_totals(statement):
+        sequences[code] += 1
+        document = CostCentreStatement(
             statement=statement,
             cost_centre=code,
             currency=currency,
-            sequence=1,
-            number=document_number(statement.month, code, 1),
+            sequence=sequences[code],
+            number=document_number(statement.month, code, sequences[code]),
             issuer=terms.issuer,
             tax_text=terms.tax_text,
             due_on=closed_on + timedelta(days=terms.payment_days),
             total=total,
-            budget=budgets.get(code),
+            budget=budgets.get((code, currency)),
         )
-        for code, total in cost_centre_totals(statement)
-    ]
+        made.append(document)
     return CostCentreStatement.objects.bulk_create(made)
 
 
-def cost_centre_totals(statement: Statement) -> list[tuple[str, Decimal]]:
-    """Return the charge of each cost centre that has a line in a month, in order of the codes."""
+def cost_centre_totals(statement: Statement) -> list[tuple[str, str, Decimal]]:
+    """Return (code, currency, charge) of each cost centre that has a line in a month, in order of the codes.
+
+    The currency of the month comes first.
+    """
     lines = statement.lines.filter(shared_out=False).exclude(cost_centre="")
     # Reversed charges can leave a line without anything.
     lines = lines.exclude(Q(slot_seconds=0, charged_cents=0, cost_cents=0))
-    totals = lines.values_list("cost_centre").annotate(total=Sum("charged_cents"))
-    return list(totals.order_by("cost_centre"))
+    totals = lines.values_list("cost_centre", "currency").annotate(total=Sum("charged_cents"))
+    return sorted(totals, key=lambda row: (row[0], row[1] != statement.currency, row[1]))
 
 
 def document_number(month: date, cost_centre: str, sequence: int) -> str:

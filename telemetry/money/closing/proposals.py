@@ -97,4 +97,5 @@ def lines_digest(statement: Statement) -> str:
 
 def charged_total(statement: Statement) -> Any:
     """Return the sum of the cents of a statement's lines."""
-    return sum(statement.lines.values_list("charged_cents", flat=True), ZERO)
+    lines = statement.lines.filter(currency=statement.currency)
+    return sum(lines.values_list("charged_cents", flat=True), ZERO)

@@ -8,10 +8,11 @@ Array elements are separated by a comma and a space, and letters outside ASCII a
 1. ``["statement", 2, month, start, end, time zone, currency, payer of idle time, closed at, id of the closer,
    proposed at, id of the proposer, totals, previous month, digest of the previous month]``
 2. ``["price", ...]``: each price that a charge line of the month refers to
-3. ``["cost centre", ...]``: each cost centre that was known at the close and begins before the month's end
-4. ``["line", ...]``: each line of the statement
-5. ``["document", ...]``: the statement of each cost centre
-6. ``["charge", ...]``: each charge line of the month
+3. ``["factor", ...]``: each price factor that a charge line of the month refers to
+4. ``["cost centre", ...]``: each cost centre that was known at the close and begins before the month's end
+5. ``["line", ...]``: each line of the statement
+6. ``["document", ...]``: the statement of each cost centre
+7. ``["charge", ...]``: each charge line of the month
 
 Each group is in order of id. Amounts are strings with all their decimals. Times are strings with the seconds
 since 1970 (UTC) and six decimals. The columns stand in the order of ``ROWS_SQL``.
@@ -45,10 +46,18 @@ def _time(column: str) -> str:
 
 ROWS_SQL = (
     f"""
-    SELECT json_build_array('price', id, pool_id, model, cost_per_gpu_hour::text, price_per_gpu_hour::text,
-        {_time("valid_from")}, note, {_time("created_at")})::text
+    SELECT json_build_array('price', id, pool_id, model, currency, cost_per_gpu_hour::text,
+        price_per_gpu_hour::text, {_time("valid_from")}, note, {_time("created_at")})::text
     FROM telemetry_price WHERE id IN (SELECT price_id FROM telemetry_charge WHERE month = %(month)s)
         ORDER BY id
+    """,
+    f"""
+    SELECT json_build_array('factor', id, pool_id, priority, workload_type, factor::text,
+        {_time("valid_from")}, note, {_time("created_at")})::text
+    FROM telemetry_pricefactor WHERE id IN (
+        SELECT unnest(ARRAY[priority_factor_id, type_factor_id]) FROM telemetry_charge
+        WHERE month = %(month)s)
+    ORDER BY id
     """,
     f"""
     SELECT json_build_array('cost centre', id, project_id, pool_id, code,
@@ -58,7 +67,8 @@ ROWS_SQL = (
     """
     SELECT json_build_array('line', id, pool_id, pool_name, cost_centre, team_id, team_name, project_id,
         project_name, workload_type, model, bucket, corrected_month, idle_share, shared_out, slot_seconds,
-        gpu_hours::text, covered_share::text, used_share::text, charged_cents::text, cost_cents::text)::text
+        gpu_hours::text, covered_share::text, used_share::text, currency, charged_cents::text,
+        cost_cents::text)::text
     FROM telemetry_statementline WHERE statement_id = %(statement)s ORDER BY id
     """,
     """
@@ -70,8 +80,8 @@ ROWS_SQL = (
     SELECT json_build_array('charge', id, pool_id, bucket, day, {_time("start")}, {_time('"end"')}, slots,
         slot_seconds,
         gpu_id, model, allocation_id, reservation_id, workload_id, team_id, project_id, user_id, team_name,
-        project_name, user_name, workload_name, workload_type, cost_centre, price_id, cost::text,
-            charged::text,
+        project_name, user_name, workload_name, workload_type, cost_centre, price_id,
+        priority_factor_id, type_factor_id, cost::text, charged::text,
         corrects_id, reversal, cause_code, cause_numbers, simulated, {_time("created_at")})::text
     FROM telemetry_charge WHERE month = %(month)s ORDER BY id
     """,

@@ -46,6 +46,8 @@ WORK = {"project": "vision/vision-main", "pool": "shared"}
 JOB = {**WORK, "name": "x", "command": "x", "units": 1}
 QUOTA = {"team": "vision", "pool": "shared", "model": "A100-40GB", "guaranteed_gpus": 3}
 PRICE = {"model": H100, "cost": "1", "price": "2", "valid_from": SOON.isoformat()}
+PRICE_FACTOR = {"priority": "low", "factor": "0.8", "valid_from": SOON.isoformat()}
+CURRENCY = {"currency": "JPY", "first_month": f"{datetime.now(UTC).year + 1}-01-01"}
 REFUND_LIMIT = {"pool": "shared", "forgiven_minutes": 30, "valid_from": SOON.isoformat()}
 COST_CENTRE = {"project": "vision/vision-main", "code": "CC-9", "valid_from": SOON.isoformat()}
 BILLING_ZONE = {"first_month": f"{LATER + timedelta(days=100):%Y-%m}-01", "time_zone": "Europe/Berlin"}
@@ -212,6 +214,10 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "cost-centres/"): (COST_CENTRE, (403, 403, 403, 400, 400, 403, 201, 403)),
     ("GET", "prices/"): ({}, ALL),
     ("POST", "prices/"): (PRICE, FINANCE_MAKES),
+    ("GET", "price-factors/"): ({}, ALL),
+    ("POST", "price-factors/"): (PRICE_FACTOR, FINANCE_MAKES),
+    ("GET", "currencies/"): ({}, ALL),
+    ("POST", "currencies/"): (CURRENCY, FINANCE_MAKES),
     ("GET", "budgets/"): ({}, ALL),
     ("POST", "budgets/"): (BUDGET, (403, 403, 403, 400, 400, 403, 201, 403)),
 }

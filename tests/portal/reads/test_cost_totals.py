@@ -19,7 +19,7 @@ def test_the_cost_so_far_is_the_charges_and_the_held_time_since(world: World) ->
     charge_all_gpus(at(10, 5))
     moment = at(10, 30)
     assert cost_totals.workload_costs([work.pk], moment, cost_totals.prices(moment)) == {
-        work.pk: Decimal("3.60")
+        work.pk: {"EUR": Decimal("3.60")}
     }
 
 

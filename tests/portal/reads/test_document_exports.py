@@ -142,7 +142,10 @@ def test_a_statement_with_many_workloads_has_the_same_sums_in_fewer_rows(
     world: World, charged: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = CostCentreStatement(
-        statement=Statement.objects.get(month=JANUARY), cost_centre="CC-vision", total=Decimal(100)
+        statement=Statement.objects.get(month=JANUARY),
+        cost_centre="CC-vision",
+        currency="EUR",
+        total=Decimal(100),
     )
     whole = reads.statement_document(row)
     monkeypatch.setattr(reads, "MAX_GROUPS", 0)
@@ -170,7 +173,9 @@ def test_a_statement_of_an_open_month_has_the_present_names_and_charges(
 ) -> None:
     Project.objects.filter(pk=world.vision.project.pk).update(name="Renamed project")
     statement = Statement.objects.get(month=JANUARY)
-    row = CostCentreStatement(statement=statement, cost_centre="CC-vision", total=Decimal(100))
+    row = CostCentreStatement(
+        statement=statement, cost_centre="CC-vision", currency="EUR", total=Decimal(100)
+    )
     document = reads.statement_document(row)
     assert document.charged == 100 and {each.project for each in document.rows} == {"Renamed project"}
     assert document.teams == (world.vision.team.name,)

@@ -29,7 +29,7 @@ from telemetry.reads.chargeback import charges_by
 from tests.architecture.sources import ROOT
 from tests.portal.charged_january import MONTH, START, charged
 from tests.portal.web.test_csv_export import end_line_is_right
-from tests.telemetry.rows import change_in_place, host_state
+from tests.telemetry.rows import billing_currency, change_in_place, host_state
 from tests.world import H100, World
 
 __all__ = ["charged"]
@@ -138,7 +138,7 @@ def test_a_decimal_comma_changes_numbers_and_nothing_else(world: World, charged:
     plain = rows_of(bytes_of(world.finance, "lines"))
     text = bytes_of(world.finance, "lines", separator="semicolon", decimal="comma").decode()
     found = list(csv.DictReader(io.StringIO(text), delimiter=";"))[:-1]
-    numbers = {"gpu_seconds", "price_per_gpu_hour", "charged", "cost"}
+    numbers = {"gpu_seconds", "price_per_gpu_hour", "price_factor", "charged", "cost"}
     for row, other in zip(plain, found, strict=True):
         assert other == {
             name: cell.replace(".", ",") if name in numbers else cell for name, cell in row.items()
@@ -179,7 +179,8 @@ def rename_everything(world: World) -> None:
     Workload.objects.update(name="=renamed")
     for user in User.objects.all():
         User.objects.filter(pk=user.pk).update(first_name="Renamed")
-    Organisation.objects.update(name="Renamed", currency="CHF")
+    Organisation.objects.update(name="Renamed")
+    billing_currency("CHF", date(2027, 1, 1))
     for centre in CostCentre.objects.filter(project__isnull=False):
         CostCentre.objects.create(project=centre.project, code="CC-new", valid_from=AFTER, created_at=AFTER)
     Price.objects.create(

@@ -22,6 +22,7 @@ from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Host, JoinToken, Workload
 from scheduler.state import nudge
 from telemetry.models import Budget, CostCentre, HealthRule, Price
+from telemetry.money.pricing.billing_currencies import load_billing_currencies
 from tests.portal.rejections import rejected
 from tests.world import H100, World
 
@@ -137,7 +138,8 @@ def test_the_first_run_setup_can_be_used_only_once(world: World) -> None:
     Membership.objects.all().delete()
     User.objects.all().delete()
     user = accounts.first_run(**fields)
-    assert user.operator and Organisation.objects.get().currency == "USD"
+    assert user.operator and Organisation.objects.get().name == "Lab"
+    assert load_billing_currencies().of(date(2020, 1, 1)) == "USD"
 
 
 def test_a_host_is_added_with_a_token_that_is_stored_as_a_hash(world: World) -> None:

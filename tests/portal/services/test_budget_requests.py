@@ -100,7 +100,7 @@ def test_the_effect_names_the_present_budget(world: World) -> None:
     assert "has no such budget now" in effects.approval_effect(row, world.now)["sentence"]
     Budget.objects.create(team=world.vision.team, month=MARCH, amount="100")
     sentence = effects.approval_effect(row, world.now)["sentence"]
-    assert sentence == "Vision has 100.00 now, of which 0.00 are spent."
+    assert sentence == "Vision has 100.00 EUR now, of which 0.00 EUR are spent."
 
 
 def test_finance_is_notified_of_a_request(world: World) -> None:
@@ -108,5 +108,5 @@ def test_finance_is_notified_of_a_request(world: World) -> None:
     delivery.write_notices(world.now + timedelta(minutes=1))
     notices = Notification.objects.filter(kind="approval_wanted")
     assert {notice.user for notice in notices} == {world.finance}
-    assert "a budget of 500.00 for March 2026" in str(notices[0].numbers)
+    assert "a budget of 500.00 EUR for March 2026" in str(notices[0].numbers)
     assert row.state == "waiting"

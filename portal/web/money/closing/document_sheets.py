@@ -12,8 +12,9 @@ from portal.wording.pages import statement_texts
 from telemetry.core.amounts import ZERO
 from telemetry.reads.statement_document import DocumentRow
 
-FIRST_SHEET_ROWS = 19  # rows of a table that fit below the letterhead
-SHEET_ROWS = 34
+FIRST_SHEET_ROWS = 15  # rows of a table that fit below the letterhead
+SHEET_ROWS = 27
+CORRECTION_HEAD_ROWS = 4  # height of the head and the sum of the corrections
 END_ROWS = 25  # height of the total, the checks, the digest and the signatures, in rows of a table
 
 
@@ -60,7 +61,7 @@ def make_sheets(rows: Sequence[DocumentRow], corrections: int) -> list[Sheet]:
         free -= 1
         if entry.row is not None:
             hours, amount = hours + entry.row.gpu_hours, amount + entry.row.amount
-    if free < corrections + END_ROWS:
+    if free < END_ROWS + (corrections + CORRECTION_HEAD_ROWS if corrections else 0):
         sheets.append(Sheet(len(sheets) + 1))
     sheets[-1].corrections = sheets[-1].end = True
     return sheets

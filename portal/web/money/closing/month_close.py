@@ -23,6 +23,7 @@ from portal.wording.pages import close_texts, money_pages
 from telemetry.money import statements
 from telemetry.money.close_checks import SAMPLES_ARRIVED
 from telemetry.money.closing.proposals import PROPOSAL_LIFETIME
+from telemetry.money.pricing.billing_currencies import currency_of_month
 
 
 class CloseMonthForm(ServiceForm):
@@ -60,6 +61,7 @@ def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
         ),
         "steps": _steps(rehearsal, two_people),
         "totals": statements.statement_totals(first_day),
+        "currency": currency_of_month(first_day),
         "two_people": two_people,
         "may_propose": two_people and policy.may(user, "statement.close"),
         "may_close": _may_close(user, rehearsal, two_people),

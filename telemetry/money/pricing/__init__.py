@@ -1,0 +1,1 @@
+"""Find the currency of a month, and the factors on the price of work."""
