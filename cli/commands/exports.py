@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import zipfile
@@ -36,7 +37,11 @@ def export(session: CliSession, month: str, path: Path, **query: Any) -> None:
     try:
         with part.open("wb") as file:
             media_type = session.client.download(f"statements/{month}/export/", file, **query)
-        facts = {"file": str(path), "bytes": part.stat().st_size, **_checked(part, media_type)}
+        if media_type == "text/csv" and query["kind"].startswith("focus-"):
+            checked = _checked_by_server(session, month, part, query)
+        else:
+            checked = _checked(part, media_type)
+        facts = {"file": str(path), "bytes": part.stat().st_size, **checked}
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -44,6 +49,19 @@ def export(session: CliSession, month: str, path: Path, **query: Any) -> None:
         return output.print_json(facts)
     rows = f", {facts['rows']:,} rows" if "rows" in facts else ""
     return output.print_line(f"{path}: {facts['bytes']:,} bytes{rows}, sha256 {facts['sha256']}.")
+
+
+def _checked_by_server(session: CliSession, month: str, path: Path, query: dict[str, Any]) -> dict[str, Any]:
+    """Return the SHA-256 digest of a file that cannot contain its own digest.
+
+    Raises CliError if the portal now makes another digest: the file is cut off, or an open month changed.
+    """
+    answer = io.BytesIO()
+    session.client.download(f"statements/{month}/export/", answer, **query, checksum="sha256")
+    digest = _digest(path, path.stat().st_size)
+    if not answer.getvalue().decode().startswith(f"{digest} "):
+        raise _cut_off()
+    return {"sha256": digest}
 
 
 def _checked(path: Path, media_type: str) -> dict[str, Any]:
@@ -56,6 +74,8 @@ def _checked(path: Path, media_type: str) -> dict[str, Any]:
         return facts | _csv_rows(path)
     if media_type == "application/pdf":
         complete = _end_of(path).rstrip().endswith(b"%%EOF")
+    elif media_type == "application/vnd.apache.parquet":
+        complete = _end_of(path).endswith(b"PAR1")
     else:
         complete = zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip() is None
     if not complete:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from telemetry.exports.csv_files import charge_lines_file, statement_file
 from telemetry.exports.documents.month_documents import all_documents, one_document
 from telemetry.exports.export_model import ExportKind
+from telemetry.exports.focus.kinds import FOCUS_KINDS
 from telemetry.exports.workbook import workbook_file
 
 XLSX_TYPE = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
@@ -15,5 +16,6 @@ _KINDS = (
     ExportKind("xlsx", "xlsx", XLSX_TYPE, workbook_file),
     ExportKind("pdf", "pdf", "application/pdf", one_document, whole_only=True, one_cost_centre=True),
     ExportKind("pdf-zip", "zip", "application/zip", all_documents, whole_only=True),
+    *FOCUS_KINDS,
 )
 EXPORT_KINDS: dict[str, ExportKind] = {kind.name: kind for kind in _KINDS}

@@ -17,7 +17,7 @@ from portal.api.base.views import ApiView
 from portal.api.money.serializers import ChargeFilters
 from portal.reads.money.charge_filters import FILTERS, named_filters
 from portal.reads.money.charged_months import requested_month
-from portal.reads.money.exports import DECIMAL_SIGNS, EXPORT_OPTIONS, SEPARATORS, export_download
+from portal.reads.money.exports import CHECKSUMS, DECIMAL_SIGNS, EXPORT_OPTIONS, SEPARATORS, export_download
 from portal.streamed_file import StreamedFile
 from telemetry.exports.registry import EXPORT_KINDS
 
@@ -32,6 +32,9 @@ class ExportQuery(ChargeFilters):
     )
     decimal = serializers.ChoiceField(
         choices=tuple(DECIMAL_SIGNS), required=False, help_text="decimal sign of a CSV file"
+    )
+    checksum = serializers.ChoiceField(
+        choices=CHECKSUMS, required=False, help_text="send the digest of the file instead of the file"
     )
 
 

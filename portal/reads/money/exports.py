@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ from telemetry.reads.statement_document import StatementDocument
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t"}
 DECIMAL_SIGNS = {"point": ".", "comma": ","}
-EXPORT_OPTIONS = ("kind", "separator", "decimal")  # parameters of a request that are no filters
+CHECKSUMS = ("sha256",)
+EXPORT_OPTIONS = ("kind", "separator", "decimal", "checksum")  # parameters of a request that are no filters
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,13 @@ def export_download(
 ) -> ExportDownload:
     """Return the export of a month that ``given`` asks for. ``where`` are the checked filters.
 
+    The option ``checksum`` asks for the digest of the file instead. FOCUS files cannot contain their own.
+
     Raises Invalid for an unknown kind or option, and for filters that the kind does not have. Raises
     NotAllowed if the viewer may not see all charges that the kind contains.
     """
     kind, dialect = _checked_kind(given, where), _checked_dialect(given)
+    with_checksum = _wants_checksum(given)
     scope = charge_scope(viewer)
     if scope.kind == "none" or (kind.whole_only and not _is_visible_document(viewer, month, kind, where)):
         policy.require(viewer, "charges.see_all")
@@ -75,11 +80,28 @@ def export_download(
             field="cost_centre", given=where["cost_centre"], month=month
         )
         raise Invalid({"cost_centre": message}, {"cost_centre": where["cost_centre"]})
-    return ExportDownload(
-        _file_name(kind, month, where, month_state(month, currency).label),
-        kind.content_type,
-        kind.write(month, whose, options),
-    )
+    file_name = _file_name(kind, month, where, month_state(month, currency).label)
+    parts = kind.write(month, whose, options)
+    if with_checksum:
+        return ExportDownload(f"{file_name}.sha256", "text/plain; charset=utf-8", _checksum(file_name, parts))
+    return ExportDownload(file_name, kind.content_type, parts)
+
+
+def _checksum(file_name: str, parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the SHA-256 digest of a file in the format of ``sha256sum --check``."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    yield f"{digest.hexdigest()}  {file_name}\n".encode()
+
+
+def _wants_checksum(given: Mapping[str, str]) -> bool:
+    if "checksum" not in given:
+        return False
+    checks = InputChecks()
+    checks.choice("checksum", given["checksum"], CHECKSUMS)
+    checks.done()
+    return True
 
 
 def _is_visible_document(viewer: User, month: date, kind: ExportKind, where: Mapping[str, Any]) -> bool:

@@ -7,6 +7,14 @@ KIND_LABELS = {
     "xlsx": ("XLSX", "a sheet for each level"),
     "pdf": ("PDF of the cost centre", "its statement"),
     "pdf-zip": ("PDF for each cost centre", "ZIP"),
+    "focus-cost-and-usage": ("FOCUS 1.4 CostAndUsage, CSV", "a row for each charge line"),
+    "focus-cost-and-usage-parquet": ("FOCUS 1.4 CostAndUsage, Parquet", "the same rows with types"),
+    "focus-invoice-detail": ("FOCUS 1.4 InvoiceDetail, CSV", "a row for each statement line"),
+    "focus-invoice-detail-parquet": ("FOCUS 1.4 InvoiceDetail, Parquet", "the same rows with types"),
+    "focus-billing-period": ("FOCUS 1.4 BillingPeriod, CSV", "the month, open or closed"),
+    "focus-billing-period-parquet": ("FOCUS 1.4 BillingPeriod, Parquet", "the same row with types"),
+    "focus-1.2-cost-and-usage": ("FOCUS 1.2 CostAndUsage, CSV", "for programs without 1.4"),
+    "focus-1.2-cost-and-usage-parquet": ("FOCUS 1.2 CostAndUsage, Parquet", "the same rows with types"),
 }
 DECIMAL_IS_SEPARATOR = "decimal is 'comma', which is also the separator; allowed: separator semicolon or tab."
 NO_FILTER = "{field} is a filter; allowed: no filters, because {kind} contains all charges."

@@ -1,0 +1,119 @@
+"""Run focus-validator, the validator of the FinOps Foundation, on a CSV file of FOCUS 1.2.
+
+It needs Python 3.12 or newer, so it gets a virtual environment of its own in a folder that is deleted
+afterwards. It runs with ``--block-download``: it uses only the rules that its package contains.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+FOCUS_VALIDATOR_VERSION = "2.2.1"
+FOCUS_VALIDATOR_DATASET_VERSION = "1.2"
+MIN_PYTHON = (3, 12)
+# Conditions of the specification that hold for gpupool. Rules with other conditions are skipped.
+APPLICABILITY = (
+    "CAPACITY_RESERVATION_SUPPORTED",
+    "PUBLIC_PRICE_LIST_SUPPORTED",
+    "NEGOTIATED_PRICING_SUPPORTED",
+    "USAGE_MEASUREMENT_SUPPORTED",
+    "UNIT_PRICING_SUPPORTED",
+    "SUB_ACCOUNT_SUPPORTED",
+    "BILLING_BASED_ON_PROVISIONED_RESOURCES_SUPPORTED",
+    "RESOURCE_TYPE_ASSIGNMENT_SUPPORTED",
+)
+# Newer versions need NumPy 2, which focus-validator excludes.
+_PACKAGES = (f"focus-validator=={FOCUS_VALIDATOR_VERSION}", "pyarrow<21")
+_INSTALL_SECONDS, _RUN_SECONDS = 300, 900
+_SUMMARY = re.compile(r"Total: (\d+) \| Pass: (\d+) \| Fail: (\d+) \| Skipped: (\d+)")
+_FAILURE = re.compile(r"^- (\S+: violations=.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class FocusValidatorResult:
+    """The result of focus-validator. If it could not run, ``version`` and ``failed`` are None."""
+
+    version: str | None
+    failed: int | None
+    passed: int = 0
+    failures: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def run_focus_validator(
+    file: Path, criteria: tuple[str, ...] = APPLICABILITY, python: Path | None = None
+) -> FocusValidatorResult:
+    """Check a CSV file with focus-validator. ``python`` is the interpreter; None searches for one."""
+    python = python or find_python()
+    if python is None:
+        return FocusValidatorResult(None, None, reason="no Python 3.12 or newer was found")
+    with tempfile.TemporaryDirectory(prefix="focus-validator-") as folder:
+        program = Path(folder, "environment/bin/focus-validator")
+        try:
+            _install(python, Path(folder, "environment"))
+            command = [str(program), "--data-file", str(file), "--block-download", "--validate-version"]
+            command += [FOCUS_VALIDATOR_DATASET_VERSION, "--applicability-criteria", ",".join(criteria)]
+            output = _run([*command, "--show-violations"], _RUN_SECONDS, folder)
+        except (OSError, subprocess.SubprocessError) as error:
+            return FocusValidatorResult(None, None, reason=f"focus-validator did not run: {error}")
+    return _result_of(output)
+
+
+def find_python() -> Path | None:
+    """Return the oldest interpreter of Python 3.12 or newer on this machine; None if there is none."""
+    found = {}
+    for path in _candidates():
+        version = _version_of(path)
+        if version is not None and version >= MIN_PYTHON:
+            found.setdefault(version, path)
+    return found[min(found)] if found else None
+
+
+def _candidates() -> Iterator[Path]:
+    yield Path(sys.executable)
+    for minor in range(MIN_PYTHON[1], MIN_PYTHON[1] + 6):
+        if path := shutil.which(f"python3.{minor}"):
+            yield Path(path)
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    managed = Path.home() / ".local/share/uv/python"
+    for folder in (pyenv, managed):
+        if folder.is_dir():
+            yield from sorted(folder.glob("*/bin/python3"))
+
+
+def _version_of(python: Path) -> tuple[int, int] | None:
+    try:
+        output = _run([str(python), "-c", "import sys; print(*sys.version_info[:2])"], 30)
+        major, minor = output.split()
+        return int(major), int(minor)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def _install(python: Path, environment: Path) -> None:
+    _run([str(python), "-m", "venv", str(environment)], _INSTALL_SECONDS)
+    pip = [str(environment / "bin/pip"), "install", "--quiet", "--disable-pip-version-check"]
+    _run([*pip, *_PACKAGES], _INSTALL_SECONDS)
+
+
+def _run(command: list[str], seconds: int, folder: str | None = None) -> str:
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds, cwd=folder)
+    return done.stdout
+
+
+def _result_of(output: str) -> FocusValidatorResult:
+    summary = _SUMMARY.search(output)
+    if summary is None:
+        return FocusValidatorResult(None, None, reason="focus-validator printed no summary")
+    _, passed, failed, _ = map(int, summary.groups())
+    return FocusValidatorResult(
+        FOCUS_VALIDATOR_VERSION, failed, passed, tuple(_FAILURE.findall(output)) if failed else ()
+    )

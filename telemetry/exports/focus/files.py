@@ -1,0 +1,233 @@
+"""Write the FOCUS files of a month: CSV as a stream, and Parquet from a temporary CSV file.
+
+A file of a closed month has the same bytes each time. Parquet files also depend on the version of DuckDB.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from django.db import connection, transaction
+from django.db.models import Max, Min
+
+from telemetry.exports.export_model import ExportOptions, ExportScope
+from telemetry.exports.focus.columns import (
+    PARQUET_TYPES,
+    FocusColumn,
+    FocusDataset,
+    FocusVersion,
+    column_names,
+    focus_columns,
+)
+from telemetry.exports.focus.focus_month import FocusMonth, load_focus_month, reference_numbers
+from telemetry.exports.focus.queries import (
+    OWNED_BUCKETS,
+    billing_period_sql,
+    charges_sql,
+    invoice_detail_sql,
+    other_charges_sql,
+)
+from telemetry.exports.focus.row_values import FocusSource
+from telemetry.models import Charge, StatementLine
+from telemetry.reads.chargeback import CELL_DIMENSIONS, CHARGE_DIMENSIONS, charge_lines
+
+IDS_PER_QUERY = 50_000  # charge lines that one query formats and sorts
+# Every join is one of equal keys. With a nested loop, a wrong estimate would read all statement lines for
+# each charge line. The memory is enough to sort the rows of one query.
+PLANNER_SETTINGS = {"enable_nestloop": "off", "work_mem": "64MB"}
+PART_BYTES = 256 * 1024
+PARQUET_ROW_GROUP = 100_000
+_COPY = "COPY ({query}) TO STDOUT (FORMAT csv)"
+
+
+def focus_csv(
+    dataset: FocusDataset,
+    month: date,
+    scope: ExportScope,
+    options: ExportOptions,
+    version: FocusVersion = "1.4",
+) -> Iterator[bytes]:
+    """Yield the CSV file of a dataset: a header and one line per row. Null is an empty cell.
+
+    Only ``CostAndUsage`` exists in version 1.2. ``InvoiceDetail`` needs a scope with all charges.
+    """
+    columns = focus_columns(dataset, version, with_cost=scope.with_cost)
+    yield f"{','.join(column_names(columns))}\n".encode()
+    yield from _rows(dataset, columns, month, scope, options, for_spreadsheet=True)
+
+
+def focus_parquet(
+    dataset: FocusDataset,
+    month: date,
+    scope: ExportScope,
+    options: ExportOptions,
+    version: FocusVersion = "1.4",
+) -> Iterator[bytes]:
+    """Yield the Parquet file of a dataset, with its rows in the order of the CSV file.
+
+    The rows are written to a temporary file first, because the end of a Parquet file describes all of it.
+    """
+    columns = focus_columns(dataset, version, with_cost=scope.with_cost)
+    with tempfile.TemporaryDirectory(prefix="gpupool-focus-") as folder:
+        table, target = Path(folder, "rows.csv"), Path(folder, "rows.parquet")
+        with table.open("wb") as file:
+            for part in _rows(dataset, columns, month, scope, options, for_spreadsheet=False):
+                file.write(part)
+        _convert_to_parquet(table, target, columns, Path(folder))
+        table.unlink()
+        with target.open("rb") as file:
+            while part := file.read(PART_BYTES):
+                yield part
+
+
+def _convert_to_parquet(table: Path, target: Path, columns: tuple[FocusColumn, ...], folder: Path) -> None:
+    import duckdb  # imported late: only this export needs it, and it is large
+
+    types = {column.name: PARQUET_TYPES[column.type] for column in columns}
+    # One thread keeps the order of the rows, so that equal rows give equal bytes.
+    settings = {"threads": 1, "memory_limit": "256MB", "temp_directory": str(folder)}
+    with duckdb.connect(":memory:", config=settings) as database:
+        database.execute(
+            "COPY (SELECT * FROM read_csv($table, header = false, columns = $types, nullstr = '', "
+            "allow_quoted_nulls = false, quote = '\"', escape = '\"', delim = ',', auto_detect = false)) "
+            f"TO '{target}' (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {PARQUET_ROW_GROUP})",
+            {"table": str(table), "types": types},
+        )
+
+
+def _rows(
+    dataset: FocusDataset,
+    columns: tuple[FocusColumn, ...],
+    month: date,
+    scope: ExportScope,
+    options: ExportOptions,
+    *,
+    for_spreadsheet: bool,
+) -> Iterator[bytes]:
+    """Yield the rows of a dataset as CSV, in parts."""
+    with _one_snapshot():
+        facts = load_focus_month(month, issuer=options.issuer, currency=options.currency)
+        source = FocusSource(facts.is_closed, for_spreadsheet)
+        values = _parameters(facts, scope)
+        if dataset == FocusDataset.BILLING_PERIOD:
+            yield from _copied(billing_period_sql(columns), values)
+        elif dataset == FocusDataset.INVOICE_DETAIL:
+            if not scope.is_whole:
+                raise ValueError("scope: InvoiceDetail has all charges of its invoices; allowed: all")
+            yield from _copied(invoice_detail_sql(columns, source), values)
+        else:
+            visible = _visible_charges(facts, scope)
+            for low, high in _id_ranges(month):
+                query = charges_sql(columns, source, visible)
+                yield from _copied(query, values | {"low": low, "high": high})
+            yield from _copied(other_charges_sql(columns, source), values)
+
+
+@contextmanager
+def _one_snapshot() -> Iterator[None]:
+    """Read everything as of one moment, unless a transaction is under way already.
+
+    In the transaction, PostgreSQL plans with PLANNER_SETTINGS.
+    """
+    inside = connection.in_atomic_block
+    block: AbstractContextManager[Any] = nullcontext() if inside else transaction.atomic()
+    with block:
+        with connection.cursor() as cursor:
+            if not inside:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            for name, value in PLANNER_SETTINGS.items():
+                cursor.execute(f"SET LOCAL {name} = '{value}'")
+        yield
+        if inside:
+            with connection.cursor() as cursor:
+                for name in PLANNER_SETTINGS:
+                    cursor.execute(f"SET LOCAL {name} TO DEFAULT")
+
+
+def _copied(query: str, values: dict[str, Any]) -> Iterator[bytes]:
+    """Yield the rows of a query as CSV, in parts of about ``PART_BYTES``."""
+    waiting, size = [], 0
+    with connection.cursor() as cursor, cursor.copy(_COPY.format(query=query), values) as copy:
+        for line in copy:
+            waiting.append(bytes(line))
+            size += len(line)
+            if size >= PART_BYTES:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
+
+
+def _id_ranges(month: date) -> Iterator[tuple[int, int]]:
+    """Yield ranges ``[low, high)`` of ids that together contain every charge line of a month, in order."""
+    ids = Charge.objects.filter(month=month).aggregate(first=Min("pk"), last=Max("pk"))
+    if ids["first"] is not None:
+        for low in range(ids["first"], ids["last"] + 1, IDS_PER_QUERY):
+            yield low, low + IDS_PER_QUERY
+
+
+def _visible_charges(facts: FocusMonth, scope: ExportScope) -> str:
+    """Return the SQL that selects the ids of the charge lines of an export; empty means all lines."""
+    if scope.is_whole:
+        return ""
+    ids = charge_lines(facts.month, scope.lines, **scope.where).order_by().values("pk")
+    sql, values = ids.query.sql_with_params()
+    with connection.cursor() as cursor:
+        # The text becomes part of a query with parameters, which must not see its percent signs.
+        return str(cursor.mogrify(sql, values)).replace("%", "%%")
+
+
+def _idle_lines(facts: FocusMonth, scope: ExportScope) -> list[int]:
+    """Return the ids of the statement lines of shared idle time that an export contains."""
+    lines = StatementLine.objects.filter(statement=facts.statement, idle_share=True)
+    where = {CHARGE_DIMENSIONS[name][0]: value for name, value in scope.where.items()}
+    if CELL_DIMENSIONS & set(scope.where):
+        return []  # nobody's work caused idle time
+    if scope.cells is not None:
+        lines = lines.filter(pk__in=scope.cells.filter(statement=facts.statement).values("line"))
+    return sorted(lines.filter(**where).values_list("pk", flat=True))
+
+
+def _parameters(facts: FocusMonth, scope: ExportScope) -> dict[str, Any]:
+    """Return the parameters of all queries."""
+    numbers = sorted(reference_numbers(facts.corrected).items()) if facts.is_closed else []
+    return {
+        "month": facts.month,
+        "statement": facts.statement.pk if facts.statement else None,
+        "start": facts.start,
+        "end": facts.end,
+        "period_start": _time_text(facts.start),
+        "period_end": _time_text(facts.end),
+        "period_status": "Closed" if facts.is_closed else "Open",
+        "issue_status": "Issued" if facts.is_closed else "Open",
+        "issued_at": _time_text(facts.updated_at) if facts.is_closed else None,
+        "updated_at": _time_text(facts.updated_at),
+        "issuer": facts.issuer,
+        "currency": facts.currency,
+        "scope": scope.kind,
+        "buckets": list(OWNED_BUCKETS),
+        "numbers": [invoice.number for invoice in facts.invoices],
+        "cost_centres": [invoice.cost_centre for invoice in facts.invoices],
+        "names": [invoice.name for invoice in facts.invoices],
+        "roundings": [invoice.rounding for invoice in facts.invoices],
+        "orders": [invoice.purchase_order for invoice in facts.invoices],
+        "due_at": [invoice.due_at for invoice in facts.invoices],
+        "terms": [invoice.payment_terms for invoice in facts.invoices],
+        "months": list(facts.corrected),
+        "firsts": [first for first, _ in facts.corrected.values()],
+        "lasts": [last for _, last in facts.corrected.values()],
+        "old_months": [month for (month, _), _ in numbers],
+        "old_cost_centres": [code for (_, code), _ in numbers],
+        "old_numbers": [number for _, number in numbers],
+        "idle_lines": _idle_lines(facts, scope),
+        "with_rounding": scope.is_whole,
+    }
+
+
+def _time_text(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

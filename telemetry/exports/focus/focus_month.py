@@ -1,0 +1,123 @@
+"""Read the facts that all rows of the FOCUS files of a month share: period, issuer and invoices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+
+from django.db.models import Q, Sum
+
+from telemetry.models import Charge, CostCentreStatement, Statement, StatementState
+from telemetry.money.billing_months import month_bounds
+
+# The issuer of months that version 0.1 closed. Their statements do not keep the name of the organisation.
+UNNAMED_ISSUER = "gpupool"
+
+
+@dataclass(frozen=True)
+class FocusInvoice:
+    """The invoice of one cost centre: its numbered statement, or the provisional one of an open month.
+
+    ``total`` is the sum of the cents of its statement lines. ``rounding`` is ``total`` minus the charges of
+    these lines with six decimals.
+    """
+
+    number: str
+    cost_centre: str
+    name: str | None
+    total: Decimal
+    rounding: Decimal
+    purchase_order: str | None = None
+    due_at: datetime | None = None
+    payment_terms: str = "Net 0"
+
+
+@dataclass(frozen=True)
+class FocusMonth:
+    """A month as FOCUS files show it. A closed month has only values that its close has frozen.
+
+    ``corrected`` maps each closed month that the month corrects to its bounds.
+    """
+
+    month: date
+    start: datetime
+    end: datetime
+    statement: Statement | None
+    issuer: str
+    currency: str
+    updated_at: datetime
+    invoices: tuple[FocusInvoice, ...]
+    corrected: dict[date, tuple[datetime, datetime]]
+
+    @property
+    def is_closed(self) -> bool:
+        return self.statement is not None and self.statement.state == StatementState.CLOSED
+
+
+def load_focus_month(month: date, *, issuer: str, currency: str) -> FocusMonth:
+    """Return the facts of a month. ``issuer`` and ``currency`` are used for a month that is not closed."""
+    start, end = month_bounds(month)
+    statement = Statement.objects.filter(month=month).first()
+    invoices: list[FocusInvoice] = []
+    updated_at = start
+    corrected: list[date] = []
+    if statement is not None:
+        sums = _sums_by_cost_centre(statement)
+        months = statement.lines.exclude(corrected_month=None).values_list("corrected_month", flat=True)
+        corrected = sorted({each for each in months if each})
+        if statement.state == StatementState.CLOSED:
+            currency, updated_at = statement.currency, statement.closed_at or end
+            documents = list(statement.documents.order_by("number"))
+            issuer = documents[0].issuer if documents and documents[0].issuer else UNNAMED_ISSUER
+            invoices = [_issued(each, sums[each.cost_centre][1], updated_at) for each in documents]
+        else:
+            newest = Charge.objects.filter(month=month).order_by("-pk").first()
+            updated_at = newest.created_at if newest else start
+            invoices = [
+                FocusInvoice(f"{month:%Y-%m}/{code}/provisional", code, None, total, total - charged)
+                for code, (total, charged) in sorted(sums.items())
+            ]
+    return FocusMonth(
+        month,
+        start,
+        end,
+        statement,
+        issuer,
+        currency,
+        max(updated_at, start),
+        tuple(invoices),
+        {each: month_bounds(each) for each in corrected},
+    )
+
+
+def _sums_by_cost_centre(statement: Statement) -> dict[str, tuple[Decimal, Decimal]]:
+    """Return (sum of cents, sum with six decimals) of the statement lines of each cost centre."""
+    lines = statement.lines.filter(shared_out=False).exclude(cost_centre="")
+    # Reversed charges can leave a line without anything.
+    lines = lines.exclude(Q(slot_seconds=0, charged_cents=0, cost_cents=0))
+    sums = lines.values_list("cost_centre").annotate(cents=Sum("charged_cents"), exact=Sum("charged"))
+    return {code: (cents, exact) for code, cents, exact in sums.order_by("cost_centre")}
+
+
+def _issued(document: CostCentreStatement, charged: Decimal, issued_at: datetime) -> FocusInvoice:
+    days = (document.due_on - issued_at.astimezone(UTC).date()).days
+    return FocusInvoice(
+        document.number,
+        document.cost_centre,
+        document.name or None,
+        document.total,
+        document.total - charged,
+        document.purchase_order or None,
+        datetime.combine(document.due_on, time(), UTC),
+        f"Net {max(days, 0)}",
+    )
+
+
+def reference_numbers(corrected: dict[date, tuple[datetime, datetime]]) -> dict[tuple[date, str], str]:
+    """Return the numbers of the statements of corrected months, by month and cost centre."""
+    rows = CostCentreStatement.objects.filter(statement__month__in=corrected).order_by("-sequence")
+    return {
+        (month, code): number
+        for month, code, number in rows.values_list("statement__month", "cost_centre", "number")
+    }
