@@ -59,9 +59,11 @@ def run_focus_validator(
         program = Path(folder, "environment/bin/focus-validator")
         try:
             _install(python, Path(folder, "environment"))
-            command = [str(program), "--data-file", str(file), "--block-download", "--validate-version"]
+            command = [str(program), "--data-file", str(file.resolve()), "--block-download", "--validate-version"]
             command += [FOCUS_VALIDATOR_DATASET_VERSION, "--applicability-criteria", ",".join(criteria)]
-            output = _run([*command, "--show-violations"], _RUN_SECONDS, folder)
+            # It opens a list of currencies relative to the folder of its package.
+            [packages] = Path(folder).glob("environment/lib/python3*/site-packages")
+            output = _run([*command, "--show-violations"], _RUN_SECONDS, packages)
         except (OSError, subprocess.SubprocessError) as error:
             return FocusValidatorResult(None, None, reason=f"focus-validator did not run: {error}")
     return _result_of(output)
@@ -104,7 +106,7 @@ def _install(python: Path, environment: Path) -> None:
     _run([*pip, *_PACKAGES], _INSTALL_SECONDS)
 
 
-def _run(command: list[str], seconds: int, folder: str | None = None) -> str:
+def _run(command: list[str], seconds: int, folder: Path | None = None) -> str:
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds, cwd=folder)
     return done.stdout
 
