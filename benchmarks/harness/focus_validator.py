@@ -59,7 +59,13 @@ def run_focus_validator(
         program = Path(folder, "environment/bin/focus-validator")
         try:
             _install(python, Path(folder, "environment"))
-            command = [str(program), "--data-file", str(file.resolve()), "--block-download", "--validate-version"]
+            command = [
+                str(program),
+                "--data-file",
+                str(file.resolve()),
+                "--block-download",
+                "--validate-version",
+            ]
             command += [FOCUS_VALIDATOR_DATASET_VERSION, "--applicability-criteria", ",".join(criteria)]
             # It opens a list of currencies relative to the folder of its package.
             [packages] = Path(folder).glob("environment/lib/python3*/site-packages")

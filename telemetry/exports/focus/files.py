@@ -6,7 +6,7 @@ A file of a closed month has the same bytes each time. Parquet files also depend
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -195,7 +195,7 @@ def _idle_lines(facts: FocusMonth, scope: ExportScope) -> list[int]:
 
 def _parameters(facts: FocusMonth, scope: ExportScope) -> dict[str, Any]:
     """Return the parameters of all queries."""
-    numbers = sorted(reference_numbers(facts.corrected).items()) if facts.is_closed else []
+    state = ("Closed", "Issued") if facts.is_closed else ("Open", "Open")
     return {
         "month": facts.month,
         "statement": facts.statement.pk if facts.statement else None,
@@ -203,30 +203,48 @@ def _parameters(facts: FocusMonth, scope: ExportScope) -> dict[str, Any]:
         "end": facts.end,
         "period_start": _time_text(facts.start),
         "period_end": _time_text(facts.end),
-        "period_status": "Closed" if facts.is_closed else "Open",
-        "issue_status": "Issued" if facts.is_closed else "Open",
+        "period_status": state[0],
+        "issue_status": state[1],
         "issued_at": _time_text(facts.updated_at) if facts.is_closed else None,
         "updated_at": _time_text(facts.updated_at),
         "issuer": facts.issuer,
         "currency": facts.currency,
         "scope": scope.kind,
         "buckets": list(OWNED_BUCKETS),
-        "numbers": [invoice.number for invoice in facts.invoices],
-        "cost_centres": [invoice.cost_centre for invoice in facts.invoices],
-        "names": [invoice.name for invoice in facts.invoices],
-        "roundings": [invoice.rounding for invoice in facts.invoices],
-        "orders": [invoice.purchase_order for invoice in facts.invoices],
-        "due_at": [invoice.due_at for invoice in facts.invoices],
-        "terms": [invoice.payment_terms for invoice in facts.invoices],
-        "months": list(facts.corrected),
-        "firsts": [first for first, _ in facts.corrected.values()],
-        "lasts": [last for _, last in facts.corrected.values()],
-        "old_months": [month for (month, _), _ in numbers],
-        "old_cost_centres": [code for (_, code), _ in numbers],
-        "old_numbers": [number for _, number in numbers],
+        **_lookup_tables(facts),
         "idle_lines": _idle_lines(facts, scope),
         "with_rounding": scope.is_whole,
     }
+
+
+def _lookup_tables(facts: FocusMonth) -> dict[str, list[Any]]:
+    """Return the columns of the small tables that the queries join: invoices and corrected months."""
+    names = ("numbers", "cost_centres", "names", "roundings", "orders", "due_at", "terms")
+    invoices = (
+        (
+            each.number,
+            each.cost_centre,
+            each.name,
+            each.rounding,
+            each.purchase_order,
+            each.due_at,
+            each.payment_terms,
+        )
+        for each in facts.invoices
+    )
+    months = ((month, *bounds) for month, bounds in facts.corrected.items())
+    references = reference_numbers(facts.corrected) if facts.is_closed else {}
+    former = ((*key, number) for key, number in sorted(references.items()))
+    return {
+        **_by_column(names, invoices),
+        **_by_column(("months", "firsts", "lasts"), months),
+        **_by_column(("old_months", "old_cost_centres", "old_numbers"), former),
+    }
+
+
+def _by_column(names: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    columns = list(zip(*rows, strict=True)) or [()] * len(names)
+    return {name: list(column) for name, column in zip(names, columns, strict=True)}
 
 
 def _time_text(moment: datetime) -> str:
