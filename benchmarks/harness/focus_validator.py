@@ -77,7 +77,7 @@ def run_focus_validator(
 
 def find_python() -> Path | None:
     """Return the oldest interpreter of Python 3.12 or newer on this machine; None if there is none."""
-    found = {}
+    found: dict[tuple[int, int], Path] = {}
     for path in _candidates():
         version = _version_of(path)
         if version is not None and version >= MIN_PYTHON:

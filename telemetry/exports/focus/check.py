@@ -86,7 +86,11 @@ def check_focus(
     failures: list[FocusFailure] = []
     rows: dict[FocusDataset, int] = {}
     with tempfile.TemporaryDirectory(prefix="gpupool-focus-") as folder:
-        settings = {"threads": 2, "memory_limit": MEMORY_LIMIT, "temp_directory": folder}
+        settings: dict[str, str | bool | int | float | list[str]] = {
+            "threads": 2,
+            "memory_limit": MEMORY_LIMIT,
+            "temp_directory": folder,
+        }
         with duckdb.connect(str(Path(folder, "rows.db")), config=settings) as database:
             for dataset, path in files.items():
                 expected = column_names(focus_columns(dataset, version, with_cost=with_cost))

@@ -90,7 +90,11 @@ def _convert_to_parquet(table: Path, target: Path, columns: tuple[FocusColumn, .
 
     types = {column.name: PARQUET_TYPES[column.type] for column in columns}
     # One thread keeps the order of the rows, so that equal rows give equal bytes.
-    settings = {"threads": 1, "memory_limit": "256MB", "temp_directory": str(folder)}
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "threads": 1,
+        "memory_limit": "256MB",
+        "temp_directory": str(folder),
+    }
     with duckdb.connect(":memory:", config=settings) as database:
         database.execute(
             "COPY (SELECT * FROM read_csv($table, header = false, columns = $types, nullstr = '', "
