@@ -53,8 +53,11 @@ def test_a_python_that_cannot_install_it_is_reported(tmp_path: Path) -> None:
 
 def test_the_summary_of_the_validator_is_read() -> None:
     output = (
-        "Total: 3 | Pass: 1 | Fail: 1 | Skipped: 1\n--- Failures ---\n- SkuId-C-005-C: violations=2; wrong\n"
+        "Total: 4 | Pass: 1 | Fail: 2 | Skipped: 1\n--- Failures ---\n"
+        "- SkuId-C-005-C: violations=2; wrong\n- InvoiceId-C-004-C: violations=5; not this alternative\n"
     )
     result = focus_validator._result_of(output)
     assert (result.failed, result.passed) == (1, 1)
     assert result.failures == ("SkuId-C-005-C: violations=2; wrong",)
+    both = focus_validator._result_of(f"{output}- InvoiceId-C-003-C: violations=5; OR failed\n")
+    assert both.failed == 3

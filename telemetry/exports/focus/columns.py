@@ -139,6 +139,7 @@ _COST_AND_USAGE = (
         nullable=True,
     ),
     FocusColumn("ConsumedUnit", "`GPU-Hours`", nullable=True),
+    FocusColumn("CommitmentDiscountStatus", "empty: no commitments", nullable=True, versions=_ONLY_1_2),
     FocusColumn("ContractedCost", "PricingQuantity x ContractedUnitPrice", _PRODUCT),
     FocusColumn("ContractedUnitPrice", "price of a GPU-hour with its factors", _AMOUNT, nullable=True),
     FocusColumn("EffectiveCost", "amount of the charge line", _AMOUNT),
@@ -157,6 +158,18 @@ _COST_AND_USAGE = (
         "`Standard`",
         nullable=True,
         allowed=("Standard", "Committed", "Dynamic", "Other"),
+    ),
+    FocusColumn("PricingCurrency", "currency of the month", versions=_ONLY_1_2),
+    FocusColumn(
+        "PricingCurrencyContractedUnitPrice",
+        "as ContractedUnitPrice",
+        _AMOUNT,
+        nullable=True,
+        versions=_ONLY_1_2,
+    ),
+    FocusColumn("PricingCurrencyEffectiveCost", "as EffectiveCost", _AMOUNT, versions=_ONLY_1_2),
+    FocusColumn(
+        "PricingCurrencyListUnitPrice", "as ListUnitPrice", _AMOUNT, nullable=True, versions=_ONLY_1_2
     ),
     FocusColumn("PricingQuantity", "GPU-hours: slots / 840 x hours", _QUANTITY, nullable=True),
     FocusColumn("PricingUnit", "`GPU-Hours`", nullable=True),

@@ -62,14 +62,13 @@ def _null(column: FocusColumn) -> str:
 
 def charge_values(source: FocusSource) -> dict[str, str]:
     """Return the expressions for a charge line."""
-    quantity = _gpu_hours("c.slot_seconds")
-    list_cost = f"coalesce({quantity} * p.price_per_gpu_hour, c.charged)"
     reservation = (
         "coalesce('reservation/' || c.reservation_id, "
         "CASE WHEN c.bucket = 'reserved_unused' THEN 'pool/' || c.pool_id END)"
     )
     return {
         **_shared_values(source, "c.cost_centre"),
+        **_price_values(),
         "BilledCost": "c.charged",
         "CapacityReservationId": reservation,
         "CapacityReservationStatus": (
@@ -82,26 +81,12 @@ def charge_values(source: FocusSource) -> dict[str, str]:
         "ChargeFrequency": "'Usage-Based'",
         "ChargePeriodStart": _time("c.start"),
         "ChargePeriodEnd": _time('c."end"'),
-        "ConsumedQuantity": f"CASE WHEN c.bucket = 'reserved_unused' THEN 0.000000000 ELSE {quantity} END",
-        "ConsumedUnit": _UNIT,
-        "ContractedCost": list_cost,
-        "ContractedUnitPrice": "p.price_per_gpu_hour",
         "EffectiveCost": "c.charged",
         "InvoiceDetailId": "CASE WHEN i.number IS NOT NULL THEN 'line/' || l.id END",
-        "ListCost": list_cost,
-        "ListUnitPrice": "p.price_per_gpu_hour",
-        "PricingCategory": "'Standard'",
-        "PricingQuantity": quantity,
-        "PricingUnit": _UNIT,
         "ResourceId": "g.uuid",
         "ResourceType": "'GPU'",
         "SkuId": source.text("c.model"),
         "SkuMeter": "'GPU time'",
-        "SkuPriceDetails": (
-            "CASE WHEN c.price_id IS NOT NULL THEN "
-            "json_build_object('InstanceType', c.model, 'GpuCount', 1)::text END"
-        ),
-        "SkuPriceId": "'price/' || c.price_id",
         "SubAccountId": "'project/' || c.project_id",
         "SubAccountName": source.text("c.project_name"),
         "x_Bucket": "c.bucket",
@@ -118,6 +103,31 @@ def charge_values(source: FocusSource) -> dict[str, str]:
         "x_WorkloadId": "'workload/' || c.workload_id",
         "x_WorkloadName": source.text("c.workload_name"),
         "x_WorkloadType": source.text("c.workload_type"),
+    }
+
+
+def _price_values() -> dict[str, str]:
+    """Return the expressions for the quantity and the price of a charge line."""
+    quantity = _gpu_hours("c.slot_seconds")
+    list_cost = f"coalesce({quantity} * p.price_per_gpu_hour, c.charged)"
+    return {
+        "ConsumedQuantity": f"CASE WHEN c.bucket = 'reserved_unused' THEN 0.000000000 ELSE {quantity} END",
+        "ConsumedUnit": _UNIT,
+        "ContractedCost": list_cost,
+        "ContractedUnitPrice": "p.price_per_gpu_hour",
+        "ListCost": list_cost,
+        "ListUnitPrice": "p.price_per_gpu_hour",
+        "PricingCategory": "'Standard'",
+        "PricingCurrencyContractedUnitPrice": "p.price_per_gpu_hour",
+        "PricingCurrencyEffectiveCost": "c.charged",
+        "PricingCurrencyListUnitPrice": "p.price_per_gpu_hour",
+        "PricingQuantity": quantity,
+        "PricingUnit": _UNIT,
+        "SkuPriceDetails": (
+            "CASE WHEN c.price_id IS NOT NULL THEN "
+            "json_build_object('InstanceType', c.model, 'GpuCount', 1)::text END"
+        ),
+        "SkuPriceId": "'price/' || c.price_id",
     }
 
 
@@ -212,6 +222,7 @@ def _shared_values(source: FocusSource, cost_centre: str) -> dict[str, str]:
         "BillingAccountName": source.text("i.name"),
         "BillingCurrency": "%(currency)s",
         "InvoiceId": source.text("i.number"),
+        "PricingCurrency": "%(currency)s",
         "ServiceCategory": "'Compute'",
         "ServiceName": "'GPU pool'",
         "ServiceSubcategory": "'Other (Compute)'",
@@ -223,6 +234,7 @@ def _adjustment(amount: str) -> dict[str, str]:
     """Return the expressions of a charge that no price and quantity make."""
     return {
         **dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), amount),
+        "PricingCurrencyEffectiveCost": amount,
         "ChargeCategory": "'Adjustment'",
         "ChargeFrequency": "'One-Time'",
     }
