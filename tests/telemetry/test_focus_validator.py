@@ -19,6 +19,7 @@ __all__ = ["busy_march"]
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # installs the validator first
 @pytest.mark.django_db
 def test_focus_validator_finds_no_failure(busy_march: World, tmp_path: Path) -> None:
     close(busy_march)

@@ -91,9 +91,9 @@ def test_an_unknown_checksum_is_refused(world: World, charged: Workload) -> None
 def test_the_command_checks_both_versions(
     world: World, charged: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    call_command("check_focus", month="2026-01")
+    call_command("check_focus", "--month", "2026-01")
     assert "CostAndUsage: " in capsys.readouterr().out
-    call_command("check_focus", month="2026-01", focus_version="1.2")
+    call_command("check_focus", "--month", "2026-01", "--focus-version", "1.2")
     assert "rows obey every rule of FOCUS 1.2" in capsys.readouterr().out
 
 
@@ -104,5 +104,5 @@ def test_the_command_names_a_broken_rule(
     statement = CostCentreStatement.objects.earliest("number")
     change_in_place(statement, total=statement.total + 1)
     with pytest.raises(CommandError, match="broken rule"):
-        call_command("check_focus", month="2026-01")
+        call_command("check_focus", "--month", "2026-01")
     assert "BilledCost: sum of an invoice in InvoiceDetail is its total" in capsys.readouterr().out
