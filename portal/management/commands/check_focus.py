@@ -12,6 +12,7 @@ from telemetry.exports.focus.check import check_focus_month
 from telemetry.exports.focus.columns import FOCUS_VERSIONS
 from telemetry.management.commands._month_argument import month_argument
 from telemetry.models import Charge
+from telemetry.money.pricing.billing_currencies import currency_of_month
 
 
 class Command(BaseCommand):
@@ -26,7 +27,7 @@ class Command(BaseCommand):
         report = check_focus_month(
             options["month"],
             ExportScope("all", Charge.objects.all(), with_cost=True),
-            ExportOptions(currency=organisation.currency, issuer=organisation.name),
+            ExportOptions(currency=currency_of_month(options["month"]), issuer=organisation.name),
             options["focus_version"],
         )
         for failure in report.failures:

@@ -223,11 +223,12 @@ def _parameters(facts: FocusMonth, scope: ExportScope) -> dict[str, Any]:
 
 def _lookup_tables(facts: FocusMonth) -> dict[str, list[Any]]:
     """Return the columns of the small tables that the queries join: invoices and corrected months."""
-    names = ("numbers", "cost_centres", "names", "roundings", "orders", "due_at", "terms")
+    names = ("numbers", "cost_centres", "currencies", "names", "roundings", "orders", "due_at", "terms")
     invoices = (
         (
             each.number,
             each.cost_centre,
+            each.currency,
             each.name,
             each.rounding,
             each.purchase_order,

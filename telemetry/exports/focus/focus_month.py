@@ -17,7 +17,7 @@ UNNAMED_ISSUER = "gpupool"
 
 @dataclass(frozen=True)
 class FocusInvoice:
-    """The invoice of one cost centre: its numbered statement, or the provisional one of an open month.
+    """The invoice of a cost centre in one currency: its numbered statement, or that of an open month.
 
     ``total`` is the sum of the cents of its statement lines. ``rounding`` is ``total`` minus the charges of
     these lines with six decimals.
@@ -25,6 +25,7 @@ class FocusInvoice:
 
     number: str
     cost_centre: str
+    currency: str
     name: str | None
     total: Decimal
     rounding: Decimal
@@ -70,13 +71,17 @@ def load_focus_month(month: date, *, issuer: str, currency: str) -> FocusMonth:
             currency, updated_at = statement.currency, statement.closed_at or end
             documents = list(statement.documents.order_by("number"))
             issuer = documents[0].issuer if documents and documents[0].issuer else UNNAMED_ISSUER
-            invoices = [_issued(each, sums[each.cost_centre][1], updated_at) for each in documents]
+            invoices = [
+                _issued(each, sums[each.cost_centre, each.currency][1], updated_at) for each in documents
+            ]
         else:
             newest = Charge.objects.filter(month=month).order_by("-pk").first()
             updated_at = newest.created_at if newest else start
             invoices = [
-                FocusInvoice(f"{month:%Y-%m}/{code}/provisional", code, None, total, total - charged)
-                for code, (total, charged) in sorted(sums.items())
+                FocusInvoice(
+                    _provisional_number(month, code, unit, currency), code, unit, None, total, total - charged
+                )
+                for (code, unit), (total, charged) in sorted(sums.items())
             ]
     return FocusMonth(
         month,
@@ -91,13 +96,20 @@ def load_focus_month(month: date, *, issuer: str, currency: str) -> FocusMonth:
     )
 
 
-def _sums_by_cost_centre(statement: Statement) -> dict[str, tuple[Decimal, Decimal]]:
-    """Return (sum of cents, sum with six decimals) of the statement lines of each cost centre."""
+def _provisional_number(month: date, code: str, currency: str, usual: str) -> str:
+    """Return the number of an open month's invoice. Corrections in another currency have their own."""
+    return f"{month:%Y-%m}/{code}/provisional{'' if currency == usual else f'-{currency}'}"
+
+
+def _sums_by_cost_centre(statement: Statement) -> dict[tuple[str, str], tuple[Decimal, Decimal]]:
+    """Return (sum of cents, sum with six decimals) of the lines of each cost centre and currency."""
     lines = statement.lines.filter(shared_out=False).exclude(cost_centre="")
     # Reversed charges can leave a line without anything.
     lines = lines.exclude(Q(slot_seconds=0, charged_cents=0, cost_cents=0))
-    sums = lines.values_list("cost_centre").annotate(cents=Sum("charged_cents"), exact=Sum("charged"))
-    return {code: (cents, exact) for code, cents, exact in sums.order_by("cost_centre")}
+    sums = lines.values_list("cost_centre", "currency").annotate(
+        cents=Sum("charged_cents"), exact=Sum("charged")
+    )
+    return {(code, currency): (cents, exact) for code, currency, cents, exact in sums.order_by()}
 
 
 def _issued(document: CostCentreStatement, charged: Decimal, issued_at: datetime) -> FocusInvoice:
@@ -105,6 +117,7 @@ def _issued(document: CostCentreStatement, charged: Decimal, issued_at: datetime
     return FocusInvoice(
         document.number,
         document.cost_centre,
+        document.currency,
         document.name or None,
         document.total,
         document.total - charged,

@@ -22,10 +22,11 @@ OWNED_BUCKETS = tuple(sorted(str(bucket) for bucket in CHARGED_BUCKETS | HELD_BU
 
 _LOOKUPS = """
     invoices AS (
-        SELECT * FROM unnest(%(numbers)s::text[], %(cost_centres)s::text[], %(names)s::text[],
+        SELECT * FROM unnest(%(numbers)s::text[], %(cost_centres)s::text[], %(currencies)s::text[],
+            %(names)s::text[],
             %(roundings)s::numeric[], %(orders)s::text[], %(due_at)s::timestamptz[], %(terms)s::text[])
         WITH ORDINALITY
-        AS i(number, cost_centre, name, rounding, purchase_order, due_at, payment_terms, position)),
+        AS i(number, cost_centre, currency, name, rounding, purchase_order, due_at, payment_terms, position)),
     corrected AS (
         SELECT * FROM unnest(%(months)s::date[], %(firsts)s::timestamptz[], %(lasts)s::timestamptz[])
         AS m(month, first, last)),
@@ -52,13 +53,15 @@ def charges_sql(columns: Iterable[FocusColumn], source: FocusSource, visible: st
     LEFT JOIN telemetry_price p ON p.id = c.price_id
     LEFT JOIN telemetry_chargeevidence e ON e.charge_id = c.id
         AND e.charge_id >= %(low)s AND e.charge_id < %(high)s
-    LEFT JOIN invoices i ON i.cost_centre = c.cost_centre
     LEFT JOIN telemetry_statementline l ON l.statement_id = %(statement)s AND NOT l.idle_share
         AND l.pool_id = c.pool_id AND l.cost_centre = c.cost_centre AND l.workload_type = c.workload_type
         AND l.model = c.model AND l.bucket = c.bucket AND coalesce(l.team_id, 0) = coalesce(c.team_id, 0)
         AND coalesce(l.project_id, 0) = coalesce(c.project_id, 0)
         AND coalesce(l.corrected_month, %(month)s) = CASE WHEN c.start >= %(start)s THEN %(month)s
             ELSE (SELECT m.month FROM corrected m WHERE c.start >= m.first AND c.start < m.last) END
+    LEFT JOIN invoices i ON i.cost_centre = c.cost_centre AND i.currency = l.currency
+    LEFT JOIN telemetry_pricefactor pf ON pf.id = c.priority_factor_id
+    LEFT JOIN telemetry_pricefactor tf ON tf.id = c.type_factor_id
     WHERE c.month = %(month)s AND c.id >= %(low)s AND c.id < %(high)s AND c.bucket = ANY(%(buckets)s)
         {f"AND c.id IN ({visible})" if visible else ""}
     ORDER BY c.id"""
@@ -71,7 +74,7 @@ def other_charges_sql(columns: Iterable[FocusColumn], source: FocusSource) -> st
     idle AS (
         SELECT row_number() OVER (ORDER BY l.id) AS place, {select_list(wanted, idle_share_values(source))}
         FROM telemetry_statementline l
-        LEFT JOIN invoices i ON i.cost_centre = l.cost_centre
+        LEFT JOIN invoices i ON i.cost_centre = l.cost_centre AND i.currency = l.currency
         LEFT JOIN corrected m ON m.month = l.corrected_month {_NAMED}
         WHERE l.statement_id = %(statement)s AND l.id = ANY(%(idle_lines)s)),
     rounding AS (
@@ -88,7 +91,7 @@ def invoice_detail_sql(columns: Iterable[FocusColumn], source: FocusSource) -> s
         SELECT row_number() OVER (ORDER BY i.position, l.id) AS place,
             {select_list(wanted, invoice_line_values(source))}
         FROM telemetry_statementline l
-        JOIN invoices i ON i.cost_centre = l.cost_centre
+        JOIN invoices i ON i.cost_centre = l.cost_centre AND i.currency = l.currency
         LEFT JOIN corrected_invoices r
             ON r.month = l.corrected_month AND r.cost_centre = l.cost_centre {_NAMED}
         WHERE l.statement_id = %(statement)s AND NOT l.shared_out

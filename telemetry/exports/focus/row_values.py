@@ -67,7 +67,7 @@ def charge_values(source: FocusSource) -> dict[str, str]:
         "CASE WHEN c.bucket = 'reserved_unused' THEN 'pool/' || c.pool_id END)"
     )
     return {
-        **_shared_values(source, "c.cost_centre"),
+        **_shared_values(source, "c.cost_centre", "coalesce(l.currency, %(currency)s)"),
         **_price_values(),
         "BilledCost": "c.charged",
         "CapacityReservationId": reservation,
@@ -109,16 +109,16 @@ def charge_values(source: FocusSource) -> dict[str, str]:
 def _price_values() -> dict[str, str]:
     """Return the expressions for the quantity and the price of a charge line."""
     quantity = _gpu_hours("c.slot_seconds")
-    list_cost = f"coalesce({quantity} * p.price_per_gpu_hour, c.charged)"
+    price = "round(p.price_per_gpu_hour * coalesce(pf.factor, 1) * coalesce(tf.factor, 1), 6)"
     return {
         "ConsumedQuantity": f"CASE WHEN c.bucket = 'reserved_unused' THEN 0.000000000 ELSE {quantity} END",
         "ConsumedUnit": _UNIT,
-        "ContractedCost": list_cost,
-        "ContractedUnitPrice": "p.price_per_gpu_hour",
-        "ListCost": list_cost,
+        "ContractedCost": f"coalesce({quantity} * {price}, c.charged)",
+        "ContractedUnitPrice": price,
+        "ListCost": f"coalesce({quantity} * p.price_per_gpu_hour, c.charged)",
         "ListUnitPrice": "p.price_per_gpu_hour",
         "PricingCategory": "'Standard'",
-        "PricingCurrencyContractedUnitPrice": "p.price_per_gpu_hour",
+        "PricingCurrencyContractedUnitPrice": price,
         "PricingCurrencyEffectiveCost": "c.charged",
         "PricingCurrencyListUnitPrice": "p.price_per_gpu_hour",
         "PricingQuantity": quantity,
@@ -134,7 +134,7 @@ def _price_values() -> dict[str, str]:
 def idle_share_values(source: FocusSource) -> dict[str, str]:
     """Return the expressions for a team's share of the idle time of a pool."""
     return {
-        **_shared_values(source, "l.cost_centre"),
+        **_shared_values(source, "l.cost_centre", "l.currency"),
         **_adjustment("l.charged"),
         "ChargeClass": "CASE WHEN l.corrected_month IS NOT NULL THEN 'Correction' END",
         "ChargeDescription": source.text(f"l.model || ': ' || {_USE_TEXTS.format(bucket='l.bucket')}"),
@@ -153,7 +153,7 @@ def idle_share_values(source: FocusSource) -> dict[str, str]:
 def rounding_values(source: FocusSource) -> dict[str, str]:
     """Return the expressions for the difference between an invoice and the sum of its charges."""
     return {
-        **_shared_values(source, "i.cost_centre"),
+        **_shared_values(source, "i.cost_centre", "i.currency"),
         **_adjustment(_amount("i.rounding")),
         "ChargeDescription": "'rounding of the statement'",
         "ChargePeriodStart": "%(period_start)s",
@@ -213,16 +213,16 @@ def billing_period_values() -> dict[str, str]:
     }
 
 
-def _shared_values(source: FocusSource, cost_centre: str) -> dict[str, str]:
+def _shared_values(source: FocusSource, cost_centre: str, currency: str) -> dict[str, str]:
     """Return the expressions that are equal for all rows of CostAndUsage."""
     return {
         **_PERIOD,
         **_ONE_ISSUER,
         "BillingAccountId": f"coalesce({source.text(cost_centre)}, {_UNMAPPED})",
         "BillingAccountName": source.text("i.name"),
-        "BillingCurrency": "%(currency)s",
+        "BillingCurrency": currency,
         "InvoiceId": source.text("i.number"),
-        "PricingCurrency": "%(currency)s",
+        "PricingCurrency": currency,
         "ServiceCategory": "'Compute'",
         "ServiceName": "'GPU pool'",
         "ServiceSubcategory": "'Other (Compute)'",
@@ -246,13 +246,13 @@ def _invoice_values(source: FocusSource) -> dict[str, str]:
         **_PERIOD,
         **_ONE_ISSUER,
         "BillingAccountId": source.text("i.cost_centre"),
-        "BillingCurrency": "%(currency)s",
+        "BillingCurrency": "i.currency",
         "InvoiceDetailCreated": "coalesce(%(issued_at)s, %(period_start)s)",
         "InvoiceDetailLastUpdated": "%(updated_at)s",
         "InvoiceId": source.text("i.number"),
         "InvoiceIssueDate": "%(issued_at)s",
         "InvoiceIssueStatus": "%(issue_status)s",
-        "PaymentCurrency": "%(currency)s",
+        "PaymentCurrency": "i.currency",
         "PaymentDueDate": _time("i.due_at"),
         "PaymentTerms": "i.payment_terms",
         "PurchaseOrderNumber": source.text("i.purchase_order"),
