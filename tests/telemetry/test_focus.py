@@ -44,7 +44,7 @@ def everything() -> ExportScope:
 
 def close(world: World, month: dt.date = MARCH, now: dt.datetime = AFTER) -> Statement:
     terms = StatementTerms(issuer="Example", payment_days=30)
-    return statements.close_month(month=month, closed_by=world.finance, now=now, currency="EUR", terms=terms)
+    return statements.close_month(month=month, closed_by=world.finance, now=now, terms=terms)
 
 
 def read(
