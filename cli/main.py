@@ -9,6 +9,7 @@ import click
 
 from cli.commands import (
     account,
+    cost_centres,
     exports,
     fleet,
     gpus,
@@ -42,6 +43,7 @@ COMMAND_MODULES = (
     maintenance,
     health_rules,
     removal,
+    cost_centres,
     exports,
     statements,
     account,

@@ -23,7 +23,7 @@ from portal.services.money.billing_currency import set_first_currency
 from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Host, Pool, Project, Quota, Team
-from telemetry.models import Budget, CostCentre, Price
+from telemetry.models import Budget, CostCentre, CostCentreShare, Price
 
 TIME_ZONE = "Europe/Berlin"
 H100, A100 = "H100-80GB", "A100-80GB"
@@ -62,6 +62,15 @@ PROJECTS = (
     ("folding", "fold-md", "Folding dynamics", "CC-5210"),
     ("climate", "nowcast", "Nowcasting", "CC-6300"),
     ("climate", "era5", "Reanalysis surrogate", "CC-6310"),
+)
+# code, name, postal address, purchase order reference
+COST_CENTRES = (
+    ("CC-4100", "Vascular imaging", "Institute of Imaging\nHospital Street 3\n10117 Berlin", "PO-2201"),
+    ("CC-4110", "Imaging research", "Institute of Imaging\nHospital Street 3\n10117 Berlin", "PO-2202"),
+    ("CC-5200", "Protein design", "Centre of Structural Biology\nCampus 12\n14195 Berlin", "PO-2310"),
+    ("CC-5210", "Molecular dynamics", "Centre of Structural Biology\nCampus 12\n14195 Berlin", ""),
+    ("CC-6300", "Weather forecasts", "Climate Department\nHarbour Road 8\n20457 Hamburg", "PO-2407"),
+    ("CC-6310", "Climate data", "Climate Department\nHarbour Road 8\n20457 Hamburg", ""),
 )
 DEDICATED_COST_CENTRE = "CC-6300"  # pays for the unused time of the climate team's own pool
 # team, model, guaranteed GPUs, GPUs that the team may borrow
@@ -186,9 +195,13 @@ def _create_teams_and_projects(now: datetime) -> dict[str, Team]:
         slug: Team.objects.create(slug=slug, name=name, tag=tag, colour=colour, weight=weight, created_at=now)
         for slug, name, tag, colour, weight in TEAMS
     }
+    CostCentre.objects.bulk_create(
+        CostCentre(code=code, name=name, postal_address=address, purchase_order=order, created_at=now)
+        for code, name, address, order in COST_CENTRES
+    )
     for team, slug, name, code in PROJECTS:
         project = Project.objects.create(team=teams[team], slug=slug, name=name, created_at=now)
-        CostCentre.objects.create(
+        CostCentreShare.objects.create(
             project=project, code=code, valid_from=first_of_last_month(now), created_at=now
         )
     return teams
@@ -201,7 +214,7 @@ def _create_pools(teams: dict[str, Team], now: datetime) -> dict[str, Pool]:
     lab = Pool.objects.create(
         slug="climate-lab", name="Climate lab", kind="static", team=teams["climate"], **quick
     )
-    CostCentre.objects.create(
+    CostCentreShare.objects.create(
         pool=lab, code=DEDICATED_COST_CENTRE, valid_from=first_of_last_month(now), created_at=now
     )
     return {"shared": shared, "climate-lab": lab}

@@ -6,8 +6,10 @@ short transaction.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from portal.models import Organisation
-from telemetry.models import HealthRule
+from telemetry.models import CostCentre, HealthRule
 
 
 def lock_organisation() -> Organisation | None:
@@ -21,3 +23,12 @@ def lock_organisation() -> Organisation | None:
 def lock_health_rule(code: str) -> HealthRule | None:
     """Lock and return the rule of an event code; None if it has no rule. Call it inside a transaction."""
     return HealthRule.objects.select_for_update(no_key=True).filter(code=code).first()
+
+
+def lock_cost_centres(codes: Collection[str]) -> dict[str, CostCentre]:
+    """Lock and return the entries of these cost centres, by code. Call it inside a transaction.
+
+    The lock keeps a cost centre from being retired while a new split names it.
+    """
+    rows = CostCentre.objects.select_for_update(no_key=True).filter(code__in=codes).order_by("code")
+    return {row.code: row for row in rows}

@@ -30,7 +30,16 @@ from scheduler.models import (
     Volume,
     Workload,
 )
-from telemetry.models import Budget, Charge, ChargeCell, CostCentreStatement, Statement, StatementLine
+from telemetry.models import (
+    Budget,
+    Charge,
+    ChargeCell,
+    CostCentre,
+    CostCentreShare,
+    CostCentreStatement,
+    Statement,
+    StatementLine,
+)
 
 Viewer = User | AnonymousUser
 
@@ -485,6 +494,15 @@ def visible_budgets(user: Viewer) -> QuerySet[Budget]:
     """Return the budgets of visible teams and projects; for finance and auditors also of cost centres."""
     visible = Q(team__in=visible_teams(user)) | Q(project__in=visible_projects(user))
     return Budget.objects.filter(visible | ~Q(cost_centre="") if sees_all_charges(user) else visible)
+
+
+def visible_cost_centres(user: Viewer) -> QuerySet[CostCentre]:
+    """Return the cost centres of visible projects and pools; for finance and auditors all."""
+    if sees_all_charges(user):
+        return CostCentre.objects.all()
+    shares = Q(project__in=visible_projects(user)) | Q(pool__in=visible_pools(user))
+    codes = CostCentreShare.objects.filter(shares).values("code")
+    return CostCentre.objects.filter(code__in=codes)
 
 
 def visible_audit(user: Viewer) -> QuerySet[AuditEvent]:

@@ -9,7 +9,7 @@ from portal.api.calendar import views as calendar
 from portal.api.fleet import gpu_geometry, health_rules, recordings, repairs, volumes
 from portal.api.fleet import removal as fleet_removal
 from portal.api.fleet import views as fleet
-from portal.api.money import close, documents, exports, payers, rate_card
+from portal.api.money import close, cost_centres, documents, exports, payers, rate_card
 from portal.api.money import views as money
 from portal.api.people import removal as own_removal
 from portal.api.people import views as own
@@ -124,7 +124,13 @@ urlpatterns = [
     path("billing/", documents.BillingSettingsView.as_view()),
     path("billing/zones/", documents.BillingZoneListView.as_view()),
     path("refund-limits/", payers.RefundLimitListView.as_view()),
-    path("cost-centres/", payers.CostCentreListView.as_view()),
+    path("cost-centres/", cost_centres.CostCentreListView.as_view()),
+    path("cost-centres/<path:centre>/retire/", cost_centres.RetireCostCentreView.as_view()),
+    path("cost-centres/<path:centre>/", cost_centres.CostCentreDetailView.as_view()),
+    path("cost-centre-shares/", cost_centres.CostCentreShareListView.as_view()),
+    path("cost-centre-shares/preview/", cost_centres.SplitPreviewView.as_view()),
+    path("cost-centre-import/", cost_centres.CostCentreImportView.as_view()),
+    path("cost-centre-import/preview/", cost_centres.CostCentreImportPreviewView.as_view()),
     path("prices/", money.PriceListView.as_view()),
     path("price-factors/", rate_card.PriceFactorListView.as_view()),
     path("currencies/", rate_card.BillingCurrencyListView.as_view()),

@@ -8,6 +8,7 @@ from portal.wording.formatting import local_time_text
 from portal.wording.money_texts import factor_subject
 from portal.wording.pages import money_pages
 from scheduler.core.model.slots import SLOTS_PER_GPU
+from telemetry.core.cost_shares import WHOLE_PERCENT, percent_text
 from telemetry.models import Charge, ChargeBucketChoices, Price
 
 UNCHARGED_BUCKETS = {
@@ -29,7 +30,8 @@ def bucket_label(line: Charge) -> str:
 def formula(line: Charge, seconds: int, amount: Decimal | None) -> str:
     """Return the computation of an amount, such as ``840/840 x 3,600 s / 3,600 x 2.400000 = 2.400000``.
 
-    The factors follow the price: ``2.400000 x 0.8000 (priority low)``.
+    The factors follow the price: ``2.400000 x 0.8000 (priority low)``. The percent that the cost centre pays
+    is the last factor if it is less than 100.
     """
     if line.price is None or amount is None:
         return "No price was in force, so nothing can be charged."
@@ -40,7 +42,14 @@ def formula(line: Charge, seconds: int, amount: Decimal | None) -> str:
             *(f"{row.factor:f} ({factor_subject(row)})" for row in factors),
         ]
     )
-    return f"{line.slots}/{SLOTS_PER_GPU} × {seconds:,} s / 3,600 × {price} = {amount:f}"
+    percent = line.share_percent
+    share = "" if percent == WHOLE_PERCENT else f" × {percent_text(percent)}"
+    return f"{line.slots}/{SLOTS_PER_GPU} × {seconds:,} s / 3,600 × {price}{share} = {amount:f}"
+
+
+def cost_centre_text(label: str, percent: Decimal) -> str:
+    """Return the cost centre of a line, with the percent that it pays if that is less than 100."""
+    return label if percent == WHOLE_PERCENT or not label else f"{label}, pays {percent_text(percent)}"
 
 
 def amount_sentences(is_charged: bool, bucket: str, rounding: Decimal) -> list[str]:

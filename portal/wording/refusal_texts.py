@@ -30,6 +30,13 @@ GEOMETRY_MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "places": lambda n: "the profiles do not fit together: they need too much memory.",
 }
 
+# Who must act so that a check of a close passes.
+WHO_MUST_ACT = {
+    "every charged line has a cost centre": (
+        " The lead of the team says which cost centre pays, and finance enters it on the page Cost centres."
+    ),
+}
+
 REFUSALS: dict[str, Sentence] = {
     # names
     "host_name_is_taken": "name is {name}; a host of that name exists already.",
@@ -181,6 +188,7 @@ REFUSALS: dict[str, Sentence] = {
     "month_is_closed": "{month} is closed already.",
     "month_check_failed": lambda n: (
         f"{n['month']} can't be closed: this check fails: {n['check']} ({_figures_text(n['figures'])})."
+        f"{WHO_MUST_ACT.get(n['check'], '')}"
     ),
     "statement_key_unusable": "{month} can't be closed: {setting} can't sign it: {problem}.",
     "month_samples_missing": lambda n: (
@@ -190,7 +198,11 @@ REFUSALS: dict[str, Sentence] = {
     "idle_payer_is_fixed": lambda n: (
         f"{date.fromisoformat(n['month']):%B %Y} is closed; the payer of its idle time can't be changed."
     ),
-    "cost_centre_exists": "valid_from is {valid_from}; {subject} has a cost centre from that time already.",
+    "cost_centre_exists": "code is {code}; the directory has a cost centre with this code already.",
+    "cost_centre_pays": lambda n: (
+        f"{n['code']} can't be retired from that time on: it still pays for {_named(n, 'names')}."
+    ),
+    "split_is_in_force": "shares: {split} pays for {subject} at that time already.",
     "refund_limit_exists": "valid_from is {valid_from}; {pool} has a refund limit from that time already.",
     "price_exists": "valid_from is {valid_from}; {model} has a price from that time already.",
     "price_factor_exists": "valid_from is {valid_from}; {subject} has a factor from that time already.",

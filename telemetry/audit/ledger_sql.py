@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from telemetry.audit.calendar_sql import CALENDAR_SQL
 from telemetry.audit.facts_sql import FACTS_SQL, seconds
+from telemetry.audit.shares_sql import PIECE_COLUMNS, SHARES_SQL, WHOLE
 
 
 def value_since_price(moment: str, per_hour: str) -> str:
@@ -30,13 +31,14 @@ def _span_value(per_hour: str) -> str:
 
 
 LINES_SQL = f"""
-lines AS MATERIALIZED (
+line_rows AS MATERIALIZED (
     SELECT line.id, line.gpu_id AS gpu, days.day, day_low, day_high,
         {seconds("line.start")} AS s, {seconds('line."end"')} AS e,
         line.start, line."end", line.slots, line.slot_seconds, line.bucket,
         coalesce(line.allocation_id, 0) AS allocation, coalesce(line.reservation_id, 0) AS reservation,
         line.pool_id AS pool, line.model, line.workload_id AS workload, line.workload_type, line.simulated,
         line.team_id AS team, line.project_id AS project, line.user_id AS person, line.cost_centre,
+        (line.share_percent * 100)::bigint AS share,
         line.price_id AS price, (line.cost * 1000000)::bigint AS cost,
             (line.charged * 1000000)::bigint AS charged,
         line.priority_factor_id AS priority_factor, line.type_factor_id AS type_factor,
@@ -47,9 +49,35 @@ lines AS MATERIALIZED (
     WHERE line.gpu_id BETWEEN %(low_gpu)s AND %(high_gpu)s AND line.start >= %(first)s
         AND line.start < %(end)s
 ),
+-- A piece of time that several cost centres share has one line for each, with ids in a row. A share is in
+-- hundredths of a percent, so the lines of a piece sum to {WHOLE}. The row of a piece has the id of its first
+-- line.
+numbered_parts AS (
+    SELECT line.*, undoing.id IS NOT NULL AS undone,
+        div(sum(line.share) OVER so_far - line.share, {WHOLE}) AS number
+    FROM line_rows AS line
+    LEFT JOIN line_rows AS undoing ON undoing.reversal AND undoing.corrects = line.id
+    WHERE line.share < {WHOLE}
+    WINDOW so_far AS (PARTITION BY line.gpu, line.s, line.e, line.slots, line.bucket, line.allocation,
+        line.reservation, line.created_at, line.reversal ORDER BY line.id ROWS UNBOUNDED PRECEDING)
+),
+parts_of_pieces AS MATERIALIZED (
+    SELECT *, min(id) OVER of_piece AS piece, sum(share) OVER of_piece AS whole_share
+    FROM numbered_parts
+    WINDOW of_piece AS (PARTITION BY {PIECE_COLUMNS}, number, undone)
+),
+lines AS MATERIALIZED (
+    SELECT id, {PIECE_COLUMNS}, slot_seconds, cost, charged, corrects, cost_centre, false AS shared
+    FROM line_rows WHERE share >= {WHOLE}
+    UNION ALL
+    SELECT piece, {PIECE_COLUMNS}, sum(slot_seconds)::bigint, sum(cost)::bigint, sum(charged)::bigint,
+        min(corrects), '', true
+    FROM parts_of_pieces GROUP BY piece, {PIECE_COLUMNS}
+),
 standing AS MATERIALIZED (
     SELECT * FROM lines AS line WHERE NOT reversal
-      AND NOT EXISTS (SELECT FROM lines AS reversal WHERE reversal.reversal AND reversal.corrects = line.id)
+      AND NOT EXISTS (SELECT FROM line_rows AS reversal
+          WHERE reversal.reversal AND reversal.corrects = line.id)
 )
 """
 
@@ -138,11 +166,6 @@ factors AS MATERIALIZED (
     SELECT pool, priority, workload_type, NULL, -{1 << 40}, min(since) FROM factor_rows
     GROUP BY pool, priority, workload_type
 ),
-cost_centres AS (
-    SELECT id, coalesce(project_id, 0) AS project, coalesce(pool_id, 0) AS pool, code, valid_from, coalesce(
-        lead(valid_from) OVER (PARTITION BY project_id, pool_id ORDER BY valid_from, id), 'infinity') AS until
-    FROM telemetry_costcentre
-),
 owned_lines AS (
     SELECT line.*, gpus.pool AS right_pool, gpus.model AS right_model,
         holds.workload AS right_workload, coalesce(holds.workload_type, '') AS right_workload_type,
@@ -177,11 +200,7 @@ owned_lines AS (
         AND of_type.since <= line.s AND line.s < of_type.until
 ),
 wrong_owners AS (
-    SELECT line.*, coalesce(centre.code, '') AS right_cost_centre, centre.id AS centre
-    FROM owned_lines AS line
-    LEFT JOIN cost_centres AS centre ON centre.project = line.paying_project
-        AND centre.pool = line.paying_pool
-        AND centre.valid_from <= line.start AND line.start < centre.until
+    SELECT * FROM owned_lines AS line
     WHERE (line.pool, line.model, line.team, line.project, line.person, line.workload, line.workload_type,
             line.simulated)
         IS DISTINCT FROM (right_pool, right_model, right_team, right_project, right_person, right_workload,
@@ -189,12 +208,6 @@ wrong_owners AS (
         OR NOT priced
         OR (priority_factor, type_factor, e)
             IS DISTINCT FROM (right_priority_factor, right_type_factor, right_end)
-        -- A cost centre that was added after the line was written does not change the line.
-        OR (line.cost_centre <> coalesce(centre.code, '') AND line.cost_centre <> coalesce((
-            SELECT code FROM telemetry_costcentre AS known
-            WHERE (known.project_id = line.paying_project OR known.pool_id = line.paying_pool)
-              AND known.valid_from <= line.start AND known.created_at <= line.created_at
-            ORDER BY known.valid_from DESC LIMIT 1), ''))
 ),
 owner_differences AS (
     SELECT 'owner', line.id, line.gpu, s, e, field, found, wanted, fact FROM wrong_owners AS line
@@ -211,9 +224,6 @@ owner_differences AS (
         ('workload', workload::text, right_workload::text, owner),
         ('workload type', workload_type, right_workload_type, owner),
         ('simulated', simulated::text, right_simulated::text, owner),
-        ('cost centre', cost_centre, right_cost_centre,
-            coalesce('cost centre ' || centre, 'project ' || nullif(paying_project, 0),
-                'pool ' || nullif(paying_pool, 0), owner)),
         ('priority factor', priority_factor::text, right_priority_factor::text, owner),
         ('type factor', type_factor::text, right_type_factor::text, owner),
         ('end', to_timestamp(e)::text, to_timestamp(right_end)::text, 'a later price factor'),
@@ -254,7 +264,7 @@ kept_costs AS (
     SELECT gpu, created_at, day, batch, price, -sum(cost)::bigint AS total
     FROM corrections WHERE reversal GROUP BY gpu, created_at, day, batch, price
 ),
--- A line that only gets a cost centre keeps the amounts of the line that it corrects.
+-- A piece that only gets other cost centres keeps the amounts of the piece that it corrects.
 copies AS (
     SELECT line.id FROM corrections AS line JOIN lines AS original ON original.id = line.corrects
     WHERE NOT line.reversal
@@ -375,14 +385,14 @@ reversal_differences AS (
         'not the negative of its line', 'the negative of line ' || coalesce(line.corrects_id::text, ''),
         'line ' || coalesce(line.corrects_id::text, '')
     FROM telemetry_charge AS line LEFT JOIN telemetry_charge AS original ON original.id = line.corrects_id
-    WHERE line.id IN (SELECT id FROM lines WHERE reversal)
+    WHERE line.id IN (SELECT id FROM line_rows WHERE reversal)
       AND (original.reversal IS DISTINCT FROM false
         OR (line.pool_id, line.bucket, line.start, line."end", line.slots, line.slot_seconds, line.gpu_id,
             line.model,
             line.allocation_id, line.reservation_id, line.workload_id, line.team_id, line.project_id,
                 line.user_id,
             line.team_name, line.project_name, line.user_name, line.workload_name, line.workload_type,
-            line.cost_centre, line.price_id, line.priority_factor_id, line.type_factor_id, line.cost,
+            line.cost_centre, line.share_percent, line.price_id, line.priority_factor_id, line.type_factor_id, line.cost,
             line.charged, line.simulated)
         IS DISTINCT FROM
             (original.pool_id, original.bucket, original.start, original."end", -original.slots,
@@ -390,7 +400,7 @@ reversal_differences AS (
                 original.reservation_id,
             original.workload_id, original.team_id, original.project_id, original.user_id, original.team_name,
             original.project_name, original.user_name, original.workload_name, original.workload_type,
-            original.cost_centre, original.price_id, original.priority_factor_id, original.type_factor_id,
+            original.cost_centre, original.share_percent, original.price_id, original.priority_factor_id, original.type_factor_id,
             -original.cost, -original.charged, original.simulated))
 ),
 form_differences AS (
@@ -419,9 +429,12 @@ month_differences AS (
 """
 
 AUDIT_SQL = f"""
-WITH {CALENDAR_SQL}, {FACTS_SQL}, {LINES_SQL}, {TIME_SQL}, {OWNERS_SQL}, {AMOUNTS_SQL}, {FORM_SQL}
+WITH {CALENDAR_SQL}, {FACTS_SQL}, {LINES_SQL}, {TIME_SQL}, {OWNERS_SQL}, {SHARES_SQL}, {AMOUNTS_SQL},
+    {FORM_SQL}
 SELECT * FROM time_differences
 UNION ALL SELECT * FROM owner_differences
+UNION ALL SELECT * FROM share_differences
+UNION ALL SELECT * FROM split_differences
 UNION ALL SELECT * FROM amount_differences
 UNION ALL SELECT * FROM reversal_differences
 UNION ALL SELECT * FROM form_differences

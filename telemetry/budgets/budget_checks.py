@@ -6,7 +6,8 @@ the budget says so, running work is stopped too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -18,10 +19,10 @@ from scheduler.models import BudgetGate, Project, Team
 from scheduler.services.budget_gates import close_budget_gate, open_budget_gate, stop_running_work
 from telemetry.budgets.budget_forecasts import refresh_budget_forecasts
 from telemetry.budgets.budget_periods import next_period, period_end, period_of
-from telemetry.budgets.commitments import current_cost_centres
 from telemetry.budgets.spending import period_spend, scope_of
 from telemetry.core.amounts import MICRO, round_amount
 from telemetry.core.currencies import smallest_unit
+from telemetry.cost_centres.splits import load_all_splits
 from telemetry.models import Budget, BudgetAction, BudgetAlert, BudgetForecast, BudgetMeasure, BudgetPeriod
 from telemetry.money.billing_months import billing_calendar
 
@@ -69,7 +70,7 @@ def _set_gates(exhausted: Sequence[tuple[Budget, Decimal]], now: datetime) -> No
 
     If several budgets close one gate, it names the one whose period ends last, and of these the money budget.
     """
-    centres = current_cost_centres(now)
+    paid = _projects_by_cost_centre(now)
     required: dict[GateKey, tuple[Budget, Decimal]] = {}
     for budget, spent in sorted(
         exhausted,
@@ -80,7 +81,7 @@ def _set_gates(exhausted: Sequence[tuple[Budget, Decimal]], now: datetime) -> No
         ),
         reverse=True,
     ):
-        for team, project in _gate_owners(budget, centres):
+        for team, project in _gate_owners(budget, paid):
             required.setdefault((team, project, _gate_action(budget)), (budget, spent))
     teams = Team.with_removed.in_bulk([team for team, _, _ in required if team is not None])
     projects = Project.objects.in_bulk([project for _, project, _ in required if project is not None])
@@ -95,7 +96,7 @@ def _set_gates(exhausted: Sequence[tuple[Budget, Decimal]], now: datetime) -> No
         )
     for budget, _ in exhausted:
         if budget.action == BudgetAction.STOP_RUNNING:
-            for team, project in _gate_owners(budget, centres):
+            for team, project in _gate_owners(budget, paid):
                 stop_running_work(team=team, project=project, now=now)
     _open_unneeded_gates(set(required))
 
@@ -120,15 +121,27 @@ def _gate_action(budget: Budget) -> str:
     return budget.action
 
 
-def _gate_owners(budget: Budget, centres: dict[int, str]) -> list[tuple[int | None, int | None]]:
+def _gate_owners(
+    budget: Budget, projects: Mapping[str, Sequence[int]]
+) -> list[tuple[int | None, int | None]]:
     """Return the owners of the gates of a budget, as pairs of team id and project id.
 
-    The budget of a cost centre closes a gate for each project that it pays for now. ``centres`` has the cost
-    centre of each project id.
+    The budget of a cost centre closes a gate for each project that it pays for now, in full or in part.
+    ``projects`` has the ids of these projects by code.
     """
     if not budget.cost_centre:
         return [(budget.team_id, budget.project_id)]
-    return [(None, project) for project, code in sorted(centres.items()) if code == budget.cost_centre]
+    return [(None, project) for project in projects.get(budget.cost_centre, ())]
+
+
+def _projects_by_cost_centre(now: datetime) -> dict[str, list[int]]:
+    """Return the ids of the projects for which each cost centre pays now, by code."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for payer, split in load_all_splits().current(now).items():
+        for share in split:
+            if payer.project is not None:
+                found[share.code].append(payer.project)
+    return {code: sorted(projects) for code, projects in found.items()}
 
 
 def _record_alerts(budget: Budget, spent: Decimal, forecast: BudgetForecast | None, now: datetime) -> int:

@@ -14,8 +14,10 @@ from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Allocation, Gpu, Reservation, Unit
 from scheduler.state.states import OPEN_RESERVATION_STATES
 from telemetry.budgets.spending import DailySpend, SpendScope, owners_of
+from telemetry.core.cost_shares import CostSplit
 from telemetry.core.currencies import DEFAULT_CURRENCY
-from telemetry.models import BudgetMeasure, CostCentre
+from telemetry.cost_centres.splits import Payer, load_all_splits
+from telemetry.models import BudgetMeasure
 from telemetry.money.billing_months import billing_calendar, month_of
 from telemetry.money.pricing.billing_currencies import load_billing_currencies
 from telemetry.money.pricing.price_factors import load_price_factors
@@ -42,17 +44,17 @@ def committed_spend(
     of queries does not depend on the number of scopes.
     """
     card = load_rate_card()
-    centres = current_cost_centres(now)
+    splits = load_all_splits()
     currency = DEFAULT_CURRENCY
     if measure == BudgetMeasure.MONEY:
         currency = load_billing_currencies().of(month_of(now))
     found: dict[SpendScope, DailySpend] = {scope: defaultdict(float) for scope in scopes}
     for each in (*_running_work(card, now, end), *_booked_reservations(card, now, end)):
         price = Decimal(1) if measure == BudgetMeasure.GPU_HOURS else each.price
-        owners = owners_of(each.team, each.project, centres.get(each.project, ""), currency)
-        for scope in (found.keys() & owners) if price is not None else ():
+        shares = _shares_by_owner(each, splits.at(Payer(project=each.project), now), currency)
+        for scope in (found.keys() & shares.keys()) if price is not None else ():
             for day, hours in hours_by_day(max(each.start, now), min(each.end, end)):
-                found[scope][day] += each.gpus * hours * float(price or 0)
+                found[scope][day] += each.gpus * hours * float(price or 0) * shares[scope]
     return found
 
 
@@ -65,10 +67,16 @@ def hours_by_day(start: datetime, end: datetime) -> Iterator[tuple[date, float]]
         start = midnight
 
 
-def current_cost_centres(now: datetime) -> dict[int, str]:
-    """Return the cost centre in force by project id."""
-    rows = CostCentre.objects.filter(project__isnull=False, valid_from__lte=now).order_by("valid_from")
-    return {project: code for project, code in rows.values_list("project_id", "code") if project is not None}
+def _shares_by_owner(commitment: _Commitment, split: CostSplit, currency: str) -> dict[SpendScope, float]:
+    """Return the owners of a commitment with the part of it that each pays, from 0 to 1.
+
+    The team and the project pay all of it, and the cost centres their shares.
+    """
+    owners = dict.fromkeys(owners_of(commitment.team, commitment.project, "", currency), 1.0)
+    for share in split:
+        [*_, scope] = owners_of(commitment.team, commitment.project, share.code, currency)
+        owners[scope] = float(share.percent) / 100
+    return owners
 
 
 def _running_work(card: RateCard, now: datetime, end: datetime) -> Iterator[_Commitment]:

@@ -28,7 +28,7 @@ AMOUNT_COLUMNS = (
     "price_factor",
     "charged",
 )
-OWNER_COLUMNS = ("cost_centre", "team", "project", "user", "workload")
+OWNER_COLUMNS = ("cost_centre", "share_percent", "team", "project", "user", "workload")
 TRACE_COLUMNS = ("allocation", "corrects", "corrected_month", "simulated", "currency")
 
 

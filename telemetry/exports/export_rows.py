@@ -35,6 +35,7 @@ class ExportedCharge:
     charged: Decimal
     cost: Decimal
     cost_centre: str
+    share_percent: Decimal
     team: str
     project: str
     user: str
@@ -70,6 +71,7 @@ CHARGE_COLUMNS = (
     "charged",
     "cost",
     "cost_centre",
+    "share_percent",
     "team_name",
     "project_name",
     "user_name",

@@ -90,6 +90,7 @@ CHARGE_COLUMNS = (
     Column("start", "time", 20),
     Column("end", "time", 20),
     Column("cost_centre", "text", 18),
+    Column("share_percent", "exact"),
     Column("team", "text", 24),
     Column("project", "text", 24),
     Column("user", "text", 18),

@@ -23,11 +23,11 @@ from telemetry.models.charges import (
 )
 from telemetry.models.close_proposals import CloseProposal
 from telemetry.models.cost_centre_statements import CostCentreStatement
+from telemetry.models.cost_centres import CostCentre, CostCentreShare, SettledShare
 from telemetry.models.health import HealthEvent, HealthRule, Stray
 from telemetry.models.prices import (
     MAX_FORGIVEN_MINUTES,
     BillingCurrency,
-    CostCentre,
     Price,
     PriceFactor,
     RefundLimit,
@@ -69,6 +69,7 @@ __all__ = [
     "ChargedUntil",
     "CloseProposal",
     "CostCentre",
+    "CostCentreShare",
     "CostCentreStatement",
     "EvidenceDue",
     "HealthEvent",
@@ -89,6 +90,7 @@ __all__ = [
     "SampleGap",
     "SampleWatermark",
     "SettledAllocation",
+    "SettledShare",
     "SettledStateChange",
     "Statement",
     "StatementLine",

@@ -68,6 +68,12 @@ class Charge(models.Model):
     workload_name = models.CharField(max_length=80, default="")
     workload_type = models.CharField(max_length=12, default="")
     cost_centre = models.CharField(max_length=40, default="")
+    share_percent = models.DecimalField(
+        max_digits=5,
+        decimal_places=2,
+        default=Decimal(100),
+        help_text="share of the time that its cost centre pays",
+    )
     price = models.ForeignKey(Price, null=True, on_delete=models.PROTECT, related_name="+")
     priority_factor = models.ForeignKey(
         PriceFactor,
@@ -109,8 +115,9 @@ class Charge(models.Model):
         constraints = [
             models.CheckConstraint(condition=Q(end__gt=F("start")), name="a_charge_has_a_length"),
             models.CheckConstraint(
-                condition=Q(reversal=False, slot_seconds__gt=0)
-                | Q(reversal=True, slot_seconds__lt=0, corrects__isnull=False),
+                # A small share of a short time may have no whole slot-second.
+                condition=Q(reversal=False, slots__gt=0, slot_seconds__gte=0)
+                | Q(reversal=True, slots__lt=0, slot_seconds__lte=0, corrects__isnull=False),
                 name="only_a_reversal_is_negative_and_it_names_its_line",
             ),
             models.UniqueConstraint(

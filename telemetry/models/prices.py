@@ -1,11 +1,11 @@
-"""Define prices, refund limits and cost centres. All of them are dated and append-only."""
+"""Define prices and refund limits. Both are dated and append-only."""
 
 from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q
 
-from scheduler.models import PRIORITIES, Pool, Project, WorkloadType
+from scheduler.models import PRIORITIES, Pool, WorkloadType
 from telemetry.core.currencies import DEFAULT_CURRENCY
 
 
@@ -115,40 +115,5 @@ class RefundLimit(models.Model):
             models.CheckConstraint(
                 condition=Q(forgiven_minutes__isnull=True) | Q(forgiven_minutes__lte=MAX_FORGIVEN_MINUTES),
                 name="at_most_a_week_is_forgiven",
-            ),
-        ]
-
-
-class CostCentre(models.Model):
-    """The cost centre that pays for a project, or for the unused time of a dedicated pool, from a date on.
-
-    A dedicated (static) pool belongs to one team, which also pays for the time in which no work holds its
-    GPUs. The table is append-only.
-    """
-
-    project = models.ForeignKey(
-        Project, null=True, blank=True, on_delete=models.PROTECT, related_name="cost_centres"
-    )
-    pool = models.ForeignKey(
-        Pool,
-        null=True,
-        blank=True,
-        on_delete=models.PROTECT,
-        related_name="cost_centres",
-        help_text="dedicated pool whose unused time it pays for",
-    )
-    code = models.CharField(max_length=40)
-    valid_from = models.DateTimeField()
-    created_at = models.DateTimeField()
-
-    class Meta:
-        constraints = [
-            models.UniqueConstraint(
-                fields=["project", "valid_from"], name="one_cost_centre_per_project_and_date"
-            ),
-            models.UniqueConstraint(fields=["pool", "valid_from"], name="one_cost_centre_per_pool_and_date"),
-            models.CheckConstraint(
-                condition=Q(project__isnull=True) ^ Q(pool__isnull=True),
-                name="a_cost_centre_is_of_a_project_or_of_a_pool",
             ),
         ]

@@ -1,24 +1,23 @@
 """Write charge pieces as Charge rows.
 
-Each row contains copies of the names and the cost centre, and the month of its statement. The measured use is
-stored beside it as usage evidence.
+Each row contains copies of the names and the cost centre, and the month of its statement. A piece that
+several cost centres share gets one row for each. The measured use is stored beside it as usage evidence.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 
-from django.db.models import Q
-
 from scheduler.models import Allocation, Project, Reservation, Team
 from telemetry.core.charge_model import ChargePiece
 from telemetry.core.charge_pieces import charge_pieces, price_pieces
+from telemetry.core.cost_shares import UNMAPPED, SplitPart, split_parts
+from telemetry.cost_centres.splits import Payer, load_splits
 from telemetry.ledger.locks import lock_ledger
 from telemetry.ledger.sums import add_to_sums
-from telemetry.models import Charge, ChargeBucketChoices, CostCentre, Statement, StatementState
+from telemetry.models import Charge, ChargeBucketChoices, Statement, StatementState
 from telemetry.money.billing_months import billing_calendar
 from telemetry.money.charging_inputs import GpuChargingInputs
 from telemetry.money.evidence_locks import lock_for_new_lines
@@ -67,6 +66,8 @@ def insert_charges(rows: Sequence[Charge], now: datetime) -> list[Charge]:
 def charge_rows(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
     """Return the drafts as unsaved Charge rows. Creates the statements of their months.
 
+    A draft gets one row for each cost centre that shares it, in order of code.
+
     A row gets the month in which its piece starts. If that month is closing or closed, the row gets the month
     of ``now``. The database accepts such a row only if it corrects another row.
     """
@@ -83,27 +84,30 @@ def charge_rows(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
     rows = []
     for line in lines:
         month = line.piece.day.replace(day=1)
-        row = Charge(
-            pool_id=line.gpu.pool,
-            month=present if month in closed else month,
-            day=line.piece.day,
-            bucket=line.piece.owner.bucket,
-            start=line.piece.start,
-            end=line.piece.end,
-            slots=line.piece.slots,
-            slot_seconds=line.piece.slot_seconds,
-            gpu_id=line.gpu.id,
-            model=line.gpu.model,
-            price_id=line.piece.rate.id if line.piece.rate else None,
-            priority_factor_id=line.piece.factor.priority_factor if line.piece.factor else None,
-            type_factor_id=line.piece.factor.type_factor if line.piece.factor else None,
-            cost=line.piece.cost,
-            charged=line.piece.charged,
-            corrects_id=line.corrects,
-            created_at=now,
-        )
-        names.fill_in(row, line)
-        rows.append(row)
+        for part in names.parts_of(line):
+            row = Charge(
+                pool_id=line.gpu.pool,
+                month=present if month in closed else month,
+                day=line.piece.day,
+                bucket=line.piece.owner.bucket,
+                start=line.piece.start,
+                end=line.piece.end,
+                slots=line.piece.slots,
+                slot_seconds=part.slot_seconds,
+                gpu_id=line.gpu.id,
+                model=line.gpu.model,
+                cost_centre=part.share.code,
+                share_percent=part.share.percent,
+                price_id=line.piece.rate.id if line.piece.rate else None,
+                priority_factor_id=line.piece.factor.priority_factor if line.piece.factor else None,
+                type_factor_id=line.piece.factor.type_factor if line.piece.factor else None,
+                cost=part.cost,
+                charged=part.charged,
+                corrects_id=line.corrects,
+                created_at=now,
+            )
+            names.fill_in(row, line)
+            rows.append(row)
     return rows
 
 
@@ -114,7 +118,7 @@ def months_not_open(months: Iterable[date]) -> set[date]:
 
 
 class _ChargeNames:
-    """The projects, owners, names and cost centres of many drafts, loaded with a fixed number of queries."""
+    """The projects, owners, names and splits of many drafts, loaded with a fixed number of queries."""
 
     def __init__(self, lines: Sequence[ChargeDraft]) -> None:
         allocations = {line.piece.owner.allocation for line in lines} - {0}
@@ -136,52 +140,52 @@ class _ChargeNames:
         projects = {allocation.project_id for allocation in self.allocations.values()}
         projects |= {reservation.project_id for reservation in self.reservations.values()}
         pools = {line.gpu.pool for line in lines if line.gpu.team is not None}
-        self.project_centres: dict[int, list[CostCentre]] = defaultdict(list)
-        self.pool_centres: dict[int, list[CostCentre]] = defaultdict(list)
-        centres = CostCentre.objects.filter(Q(project__in=projects) | Q(pool__in=pools))
-        for centre in centres.order_by("valid_from", "pk"):
-            if centre.project_id is not None:
-                self.project_centres[centre.project_id].append(centre)
-            elif centre.pool_id is not None:
-                self.pool_centres[centre.pool_id].append(centre)
+        self.splits = load_splits(projects, pools)
+
+    def parts_of(self, line: ChargeDraft) -> list[SplitPart]:
+        """Return the parts of a draft that its cost centres pay, by the split in force at its start."""
+        piece = line.piece
+        split = UNMAPPED
+        project = self._project_of(line)
+        if project is not None:
+            split = self.splits.at(Payer(project=project.pk), piece.start)
+        elif _is_dedicated_unused(line):
+            split = self.splits.at(Payer(pool=line.gpu.pool), piece.start)
+        return split_parts(piece.slot_seconds, piece.cost, piece.charged, split)
+
+    def _project_of(self, line: ChargeDraft) -> Project | None:
+        """Return the project that holds or has reserved the slots of a draft; None if there is none."""
+        owner = line.piece.owner
+        if owner.allocation:
+            return self.allocations[owner.allocation].project
+        return self.reservations[owner.reservation].project if owner.reservation else None
 
     def fill_in(self, row: Charge, line: ChargeDraft) -> None:
-        """Set the holder, project, team and user of a row, their names, and the cost centre."""
+        """Set the holder, project, team and user of a row, and their names."""
         owner = line.piece.owner
-        project: Project | None = None
         if owner.allocation:
             allocation = self.allocations[owner.allocation]
-            workload, project = allocation.workload, allocation.project
+            workload = allocation.workload
             row.allocation, row.workload, row.user = allocation, workload, workload.owner
             row.workload_name, row.workload_type = workload.name, workload.type
             row.simulated = workload.simulated
         if owner.reservation:
-            reservation = self.reservations[owner.reservation]
-            row.reservation = reservation
-            if project is None:
-                project, row.user = reservation.project, reservation.owner
-        if (
-            project is None
-            and owner.bucket == ChargeBucketChoices.RESERVED_UNUSED
-            and line.gpu.team is not None
-        ):
-            # A dedicated pool belongs to one team, which pays for the unused time of its GPUs.
-            row.team = self.teams[line.gpu.team]
-            row.team_name = row.team.name
-            row.cost_centre = _code_at(self.pool_centres[line.gpu.pool], line.piece.start)
-        elif project is not None:
+            row.reservation = self.reservations[owner.reservation]
+            if not owner.allocation:
+                row.user = row.reservation.owner
+        project = self._project_of(line)
+        if project is not None:
             row.project, row.project_name = project, project.name
             row.team, row.team_name = project.team, project.team.name
+        elif _is_dedicated_unused(line):
+            row.team = self.teams[line.gpu.team or 0]
+            row.team_name = row.team.name
         if row.user is not None:
             row.user_name = row.user.get_username()
-        if project is not None:
-            row.cost_centre = _code_at(self.project_centres[project.pk], line.piece.start)
 
 
-def _code_at(centres: Iterable[CostCentre], moment: datetime) -> str:
-    """Return the code in force at ``moment``; empty if there is none. ``centres`` are in order of time."""
-    code = ""
-    for centre in centres:
-        if centre.valid_from <= moment:
-            code = centre.code
-    return code
+def _is_dedicated_unused(line: ChargeDraft) -> bool:
+    """Return True for the unused time of a dedicated pool. It belongs to one team, which pays for it."""
+    owner = line.piece.owner
+    unused = owner.bucket == ChargeBucketChoices.RESERVED_UNUSED and not owner.allocation
+    return unused and not owner.reservation and line.gpu.team is not None

@@ -25,8 +25,9 @@ from telemetry.models import (
 from telemetry.money.billing_months import billing_calendar
 from telemetry.money.charge_rows import draft_charges, write_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, last_change_in, load_charging_inputs
-from telemetry.money.settlement import settle_allocations, settle_cost_centres, settle_state_changes
+from telemetry.money.settlement import settle_allocations, settle_state_changes
 from telemetry.money.shared_idle import assign_due_cents
+from telemetry.money.transfers import settle_cost_centres
 from telemetry.money.usage_evidence import update_due_evidence
 
 # Time is charged only after this delay, because reports of changes may arrive late.

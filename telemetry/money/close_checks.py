@@ -14,6 +14,7 @@ from scheduler.core.rejection import OperationRejected
 from scheduler.models import Gpu
 from telemetry.audit.ledger_audit import audit_ledger
 from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.cost_centres.payers import names_of_payers, unsettled_payers
 from telemetry.ledger.cents import cent_differences
 from telemetry.ledger.sums import sum_differences
 from telemetry.models import (
@@ -59,6 +60,7 @@ def close_checks(month: date) -> list[dict[str, Any]]:
     first_hour = start.replace(minute=0, second=0)  # zones may differ from UTC by parts of an hour
     due = RollupDue.objects.filter(bucket__gte=first_hour, bucket__lt=end)
     unmapped = _names_without_cost_centre(month)
+    transfers = names_of_payers(unsettled_payers(end))[:MAX_NAMES]
     evidence_due = EvidenceDue.objects.filter(hour__gte=first_hour, hour__lt=end)
     recorded = hours_recorded_until()
     samples = hosts_by_state(first_hour, end)
@@ -89,6 +91,7 @@ def close_checks(month: date) -> list[dict[str, Any]]:
             not unmapped,
             unmapped,
         ),
+        _check_result("every change of cost centres is charged", not transfers, {"waiting": transfers}),
         _check_result(
             "every second of every GPU is in exactly one bucket", not seconds, {"gpus": seconds[:20]}
         ),
@@ -159,21 +162,21 @@ def _failed_checks(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _names_without_cost_centre(month: date) -> dict[str, list[str]]:
-    """Return the projects and the dedicated pools with charged lines that have no cost centre.
+    """Return the projects and the dedicated pools, with their teams, whose charged lines have no cost centre.
 
     Also return the teams whose part of idle time has none. A line that was reversed does not count. At most
     20 names of each kind are returned.
     """
     lines = Charge.objects.filter(UNMAPPED_LINE, month=month, bucket__in=CHARGED_BUCKETS)
     lines = lines.exclude(corrections__reversal=True)
-    projects = lines.exclude(project=None).values_list("project__name", flat=True)
-    pools = lines.filter(project=None).values_list("pool__name", flat=True)
+    projects = lines.exclude(project=None).values_list("project__name", "project__team__name")
+    pools = lines.filter(project=None).values_list("pool__name", "pool__team__name")
     # A team that has no charge of its own has no cost centre to which its part of idle time could go.
     shares = StatementLine.objects.filter(statement__month=month, idle_share=True, cost_centre="")
     teams = shares.exclude(charged_cents=0).values_list("team__name", flat=True)
     found = {
-        "unmapped projects": set(projects.order_by()),
-        "unmapped dedicated pools": set(pools.order_by()),
+        "unmapped projects": {f"{name} of {team}" for name, team in projects.order_by()},
+        "unmapped dedicated pools": {f"{name} of {team}" for name, team in pools.order_by()},
         "teams that pay for idle time without a cost centre": set(teams.order_by()),
     }
     return {kind: sorted(names)[:MAX_NAMES] for kind, names in found.items() if names}

@@ -10,6 +10,7 @@ from typing import Any
 from scheduler.models import Allocation, HostStateChange
 from scheduler.state.states import RepairState
 from telemetry.core.charge_model import ChargeBucket, GpuCondition
+from telemetry.core.cost_shares import CostSplit, split_text
 from telemetry.money.charging_inputs import gpu_condition
 
 
@@ -24,6 +25,7 @@ class CauseCode(StrEnum):
     WORK_PREEMPTED = "work_preempted"
     WORK_LOST = "work_lost"
     COST_CENTRE_NAMED = "cost_centre_named"
+    COST_CENTRE_CHANGED = "cost_centre_changed"
 
 
 _CODE_BY_CONDITION = {
@@ -75,9 +77,13 @@ def allocation_cause(allocation: Allocation, lost: tuple[datetime, ChargeBucket]
     )
 
 
-def cost_centre_cause(code: str) -> CorrectionCause:
-    """Return the cause of a correction of lines that had no cost centre until one was named."""
-    return CorrectionCause(CauseCode.COST_CENTRE_NAMED, {"cost_centre": code})
+def split_cause(split: CostSplit, *, was_unmapped: bool) -> CorrectionCause:
+    """Return the cause of a correction of lines whose cost centres were changed.
+
+    ``was_unmapped`` means that the lines had no cost centre before.
+    """
+    code = CauseCode.COST_CENTRE_NAMED if was_unmapped else CauseCode.COST_CENTRE_CHANGED
+    return CorrectionCause(code, {"cost_centre": split_text(split)})
 
 
 def _iso(moment: datetime | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Correct charges after late facts: host state changes, allocation ends and first cost centres.
+"""Correct charges after late facts: host state changes and allocation ends.
 
 To settle a fact means to compare it once with the ledger. Differences are corrected by reversals and new
 lines. No line is edited.
@@ -12,22 +12,19 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import Case, F, OuterRef, Subquery, Sum, When
+from django.db.models import F, Sum
 
 from scheduler.models import Allocation, HostStateChange, WorkloadKind
+from telemetry.core.amounts import ZERO
 from telemetry.core.charge_model import ChargeBucket, ChargeKey, ChargePiece, floor_to_second
 from telemetry.core.charge_pieces import lost_time
 from telemetry.core.corrections import ChargeCorrection, LedgerLine, find_corrections
 from telemetry.models import (
-    UNMAPPED_LINE,
     Charge,
     ChargeBucketChoices,
     ChargedUntil,
-    CostCentre,
     SettledAllocation,
     SettledStateChange,
-    Statement,
-    StatementState,
 )
 from telemetry.money.billing_months import billing_calendar
 from telemetry.money.charge_rows import ChargeDraft, charge_rows, insert_charges, months_not_open
@@ -35,7 +32,6 @@ from telemetry.money.charging_inputs import GpuChargingInputs, load_charging_inp
 from telemetry.money.correction_causes import (
     CorrectionCause,
     allocation_cause,
-    cost_centre_cause,
     host_state_cause,
 )
 from telemetry.money.evidence_locks import lock_for_new_lines
@@ -44,6 +40,7 @@ from telemetry.money.statements import create_missing_statements
 from telemetry.rollups.due_marks import mark_rollups_past_end
 
 SETTLEMENTS_PER_RUN = 500
+PieceKey = tuple[int, datetime, datetime, int, ChargeKey]  # GPU, start, end, slots, owner
 
 
 def settle_state_changes(now: datetime) -> int:
@@ -158,48 +155,14 @@ def _is_fully_charged(allocation: Allocation, slot_seconds: int) -> bool:
     return bool(slot_seconds == slots * int((end - start).total_seconds()))
 
 
-def settle_cost_centres(now: datetime) -> int:
-    """Correct lines of open months that have no cost centre, but for which one was named later.
-
-    Returns the number of reversed lines.
-    """
-    centres = CostCentre.objects.filter(valid_from__lte=OuterRef("start")).order_by("-valid_from", "-pk")
-    by_project = centres.filter(project=OuterRef("project")).values("code")[:1]
-    by_pool = centres.filter(pool=OuterRef("pool")).values("code")[:1]
-    open_months = Statement.objects.filter(state=StatementState.OPEN).values("month")
-    lines = (
-        Charge.objects.filter(UNMAPPED_LINE, month__in=open_months)
-        .exclude(corrections__reversal=True)
-        .annotate(named=Case(When(project=None, then=Subquery(by_pool)), default=Subquery(by_project)))
-        .exclude(named=None)
-        .order_by("pk")[:SETTLEMENTS_PER_RUN]
-    )
-    found = [(line, str(line.named)) for line in lines]
-    try:
-        with transaction.atomic():
-            lock_for_new_lines()
-            insert_charges([row for line, code in found for row in _with_cost_centre(line, code, now)], now)
-    except IntegrityError:
-        # A concurrent run has reversed one of these lines. The next run corrects the others.
-        return 0
-    return len(found)
-
-
-def _with_cost_centre(line: Charge, code: str, now: datetime) -> list[Charge]:
-    """Return the unsaved reversal of ``line``, and a copy of it with the cost centre ``code``."""
-    row = Charge(**_copied_columns(line), corrects_id=line.pk, created_at=now)
-    row.cost_centre = code
-    rows = [_reversal_of(line, set(), now), row]
-    _set_cause(rows, cost_centre_cause(code))
-    return rows
-
-
-def _copied_columns(line: Charge) -> dict[str, Any]:
-    return {
+def copy_of(line: Charge, now: datetime, **changes: Any) -> Charge:
+    """Return an unsaved line with the columns of ``line``, except ``changes``. It corrects ``line``."""
+    columns = {
         entry.attname: getattr(line, entry.attname)
         for entry in Charge._meta.concrete_fields
         if entry.attname not in ("id", "corrects_id", "reversal", "created_at")
     }
+    return Charge(**columns | changes, corrects_id=line.pk, created_at=now)
 
 
 def correct_gpu_charges(
@@ -215,28 +178,43 @@ def correct_gpu_charges(
     calendar = billing_calendar()
     day_start, day_end = calendar.start_of_day(start), calendar.next_midnight(end)
     gpu = load_charging_inputs([gpu_id], day_start, day_end)[gpu_id]
-    lines = {line.pk: line for line in _standing_lines(gpu_id, day_start, day_end)}
-    standing = [
-        LedgerLine(line.pk, line.start, line.end, line.slots, _charge_key_of(line), line.cost)
-        for line in lines.values()
-    ]
-    found = find_corrections(gpu.time, standing, start, end)
+    pieces = _standing_pieces(gpu_id, day_start, day_end)
+    standing = [_ledger_line(lines) for lines in pieces.values()]
     reversed_count = 0
-    for correction in found:
+    for correction in find_corrections(gpu.time, standing, start, end):
+        originals = [line for pk in correction.reversed_line_ids for line in pieces[pk]]
         try:
             with transaction.atomic():
-                _write_correction(gpu, correction, lines, now, cause)
+                _write_correction(gpu, correction, originals, now, cause)
         except IntegrityError:
             # A concurrent run has reversed one of these lines and has written the same correction.
             continue
-        reversed_count += len(correction.reversed_line_ids)
+        reversed_count += len(originals)
     return reversed_count
 
 
-def _standing_lines(gpu_id: int, start: datetime, end: datetime) -> list[Charge]:
-    """Return the unreversed lines of a GPU that overlap ``[start, end)``."""
+def _standing_pieces(gpu_id: int, start: datetime, end: datetime) -> dict[int, list[Charge]]:
+    """Return the unreversed lines of a GPU that overlap ``[start, end)``, by piece.
+
+    A piece that several cost centres share has one line for each. The key is the id of its first line.
+    """
     lines = Charge.objects.filter(gpu=gpu_id, start__lt=end, end__gt=start, reversal=False)
-    return list(lines.exclude(corrections__reversal=True).order_by("start", "pk"))
+    pieces: dict[PieceKey, list[Charge]] = defaultdict(list)
+    for line in lines.exclude(corrections__reversal=True).order_by("start", "pk"):
+        pieces[piece_key(line)].append(line)
+    return {lines[0].pk: lines for lines in pieces.values()}
+
+
+def _ledger_line(lines: Sequence[Charge]) -> LedgerLine:
+    """Return the lines of one piece as one line of the ledger."""
+    first = lines[0]
+    cost = sum((line.cost for line in lines), ZERO)
+    return LedgerLine(first.pk, first.start, first.end, first.slots, _charge_key_of(first), cost)
+
+
+def piece_key(line: Charge) -> PieceKey:
+    """Return the key that all lines of one piece of a GPU's time share."""
+    return (line.gpu_id, line.start, line.end, line.slots, _charge_key_of(line))
 
 
 def _charge_key_of(line: Charge) -> ChargeKey:
@@ -246,25 +224,24 @@ def _charge_key_of(line: Charge) -> ChargeKey:
 def _write_correction(
     gpu: GpuChargingInputs,
     correction: ChargeCorrection,
-    lines: dict[int, Charge],
+    originals: Sequence[Charge],
     now: datetime,
     cause: CorrectionCause,
 ) -> None:
     """Write the reversals and the new lines of one correction."""
     lock_for_new_lines()
-    originals = [lines[pk] for pk in correction.reversed_line_ids]
     closed = months_not_open({line.month for line in originals})
-    reversals = [_reversal_of(line, closed, now) for line in originals]
+    reversals = [reversal_of(line, closed, now) for line in originals]
     instead = [
         ChargeDraft(gpu, piece, _first_overlapping_line(piece, originals).pk) for piece in correction.instead
     ]
     rows = reversals + charge_rows(instead, now)
     create_missing_statements({row.month for row in rows})
-    _set_cause(rows, cause)
+    set_cause(rows, cause)
     insert_charges(rows, now)
 
 
-def _set_cause(rows: Sequence[Charge], cause: CorrectionCause) -> None:
+def set_cause(rows: Sequence[Charge], cause: CorrectionCause) -> None:
     for row in rows:
         row.cause_code, row.cause_numbers = cause.code, cause.numbers
 
@@ -274,12 +251,12 @@ def _first_overlapping_line(piece: ChargePiece, originals: Sequence[Charge]) -> 
     return next(line for line in originals if line.start < piece.end and line.end > piece.start)
 
 
-def _reversal_of(line: Charge, closed: set[date], now: datetime) -> Charge:
+def reversal_of(line: Charge, closed: set[date], now: datetime) -> Charge:
     """Return an unsaved line that cancels ``line``.
 
     If the month of ``line`` is in ``closed``, the new line gets the current month.
     """
-    row = Charge(**_copied_columns(line), corrects_id=line.pk, reversal=True, created_at=now)
+    row = copy_of(line, now, reversal=True)
     row.month = billing_calendar().month_of(now) if line.month in closed else line.month
     row.slots, row.slot_seconds = -line.slots, -line.slot_seconds
     row.cost, row.charged = -line.cost, -line.charged

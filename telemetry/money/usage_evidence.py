@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from django.db import connection, transaction
@@ -26,7 +27,8 @@ HOURS_PER_RUN = 5_000
 
 # Lines are cut at midnight, and a local day may have 25 hours: no line is longer than 26 hours.
 _LINES_OF_DUE_HOURS_SQL = """
-SELECT DISTINCT line.id, line.allocation_id, line.start, line."end", line.slots, line.month
+SELECT DISTINCT line.id, line.allocation_id, line.start, line."end",
+    line.slots * line.share_percent / 100, line.month
 FROM unnest(%s::bigint[], %s::timestamptz[]) AS due (host_id, hour)
 JOIN scheduler_gpu AS gpu ON gpu.host_id = due.host_id
 JOIN telemetry_charge AS line ON line.gpu_id = gpu.id
@@ -63,7 +65,7 @@ class _HeldLine:
     allocation: int
     start: int  # seconds since the epoch
     end: int
-    slots: int
+    slots: float  # of its share
 
 
 def write_evidence(lines: Sequence[Charge], now: datetime) -> None:
@@ -71,7 +73,10 @@ def write_evidence(lines: Sequence[Charge], now: datetime) -> None:
 
     Lines without an allocation have no evidence.
     """
-    held = [_held_line(line.pk, line.allocation_id, line.start, line.end, line.slots) for line in lines]
+    held = [
+        _held_line(line.pk, line.allocation_id, line.start, line.end, line.slots * line.share_percent / 100)
+        for line in lines
+    ]
     _store([line for line in held if line is not None], now)
 
 
@@ -128,11 +133,11 @@ def _update_lines_of(marks: Sequence[tuple[int, datetime]], now: datetime) -> in
 
 
 def _held_line(
-    pk: int, allocation: int | None, start: datetime, end: datetime, slots: int
+    pk: int, allocation: int | None, start: datetime, end: datetime, slots: Decimal
 ) -> _HeldLine | None:
     if allocation is None:
         return None
-    return _HeldLine(pk, allocation, int(start.timestamp()), int(end.timestamp()), slots)
+    return _HeldLine(pk, allocation, int(start.timestamp()), int(end.timestamp()), float(slots))
 
 
 def _store(lines: Sequence[_HeldLine], now: datetime) -> None:

@@ -19,6 +19,7 @@ from django.db.models.functions import Coalesce
 from scheduler.models import Pool, Project, Team, Workload
 from telemetry.core.amounts import ZERO
 from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.cost_centres.names import cost_centre_labels, labels_at_close
 from telemetry.models import (
     Charge,
     ChargeBucketChoices,
@@ -162,13 +163,17 @@ def charges_by(
 def group_names(dimension: str, keys: Iterable[Any], month: date) -> dict[Any, str]:
     """Return the name of each key of a dimension, for example the names of teams by id.
 
-    Names of a closed month are the names of its close. Names of an open month are today's names.
+    Names of a closed month are the names of its close. Names of an open month are today's names. The name of
+    a cost centre begins with its code.
     """
     key, name = CHARGE_DIMENSIONS[dimension]
     wanted = {each for each in keys if each is not None}
-    if key == name:
+    if key == name and dimension != "cost_centre":
         return {each: str(each) for each in wanted}
-    if Statement.objects.filter(month=month, state=StatementState.CLOSED).exists():
+    is_closed = Statement.objects.filter(month=month, state=StatementState.CLOSED).exists()
+    if dimension == "cost_centre":
+        return labels_at_close(month, wanted) if is_closed else cost_centre_labels(wanted)
+    if is_closed:
         source: Any = ChargeCell if dimension in CELL_DIMENSIONS else StatementLine
         stored = source.objects.filter(statement__month=month, **{f"{key}__in": wanted})
         return dict(stored.values_list(key).annotate(stored_name=Max(name)).values_list(key, "stored_name"))

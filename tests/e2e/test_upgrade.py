@@ -298,7 +298,7 @@ def assert_earlier_charges_keep_their_rules(connection: psycopg.Connection[tuple
     ).fetchall()
     assert limits == [([None, 60], True)] * len(limits)
     payers = connection.execute(
-        "SELECT DISTINCT charge.cost_centre, (SELECT code FROM telemetry_costcentre AS centre"
+        "SELECT DISTINCT charge.cost_centre, (SELECT code FROM telemetry_costcentreshare AS centre"
         " WHERE centre.pool_id = charge.pool_id AND centre.valid_from <= charge.start"
         " ORDER BY centre.valid_from DESC LIMIT 1)"
         " FROM telemetry_charge AS charge WHERE bucket = 'reserved_unused' AND reservation_id IS NULL"

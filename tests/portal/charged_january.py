@@ -10,7 +10,7 @@ from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from scheduler.models import Allocation, Gpu, Host, HostStateChange, Run, Unit, Workload
 from scheduler.state.states import RunState, WorkloadState
-from telemetry.models import Charge, CostCentre, Price
+from telemetry.models import Charge, CostCentreShare, Price
 from telemetry.money.charges import charge_all_gpus
 from tests.world import H100, World
 
@@ -31,10 +31,10 @@ def charged(world: World) -> Workload:
             created_at=START,
         )
     for team in world.teams:
-        CostCentre.objects.create(
+        CostCentreShare.objects.create(
             project=team.project, code=f"CC-{team.team.slug}", valid_from=START, created_at=START
         )
-    CostCentre.objects.create(pool=world.static, code="CC-static", valid_from=START, created_at=START)
+    CostCentreShare.objects.create(pool=world.static, code="CC-static", valid_from=START, created_at=START)
     Gpu.objects.update(created_at=START)
     Host.objects.update(created_at=START)
     for host in Host.objects.all():

@@ -12,13 +12,13 @@ from scheduler.models import Allocation, GpuStateChange, Unit
 from telemetry.core.charge_model import HARDWARE_FAULT_END_CODES, PREEMPTION_END_CODES
 from telemetry.money.charges import charge_all_gpus
 from tests.telemetry.rows import (
-    cost_centre,
     end_hold,
     hold,
     host_state,
     price,
     price_factor,
     reservation,
+    split,
     workload,
 )
 from tests.world import A100, H100, World, units_of
@@ -70,8 +70,10 @@ class RandomLedger:
         if self.dice.random() < 0.5:
             self._reserve(before, now)
         self._change_states(before, now)
+        if self.dice.random() < 0.6:
+            self._transfer(now)
         charge_all_gpus(now)
-        # Prices, their factors and cost centres begin after the charged time.
+        # Prices and their factors begin after the charged time.
         if self.dice.random() < 0.4:
             pool = self.dice.choice([None, self.world.shared])
             since = now + dt.timedelta(seconds=self.dice.randrange(1, 200_000))
@@ -90,10 +92,16 @@ class RandomLedger:
                 pool=self.dice.choice([None, self.world.shared]),
                 **self.dice.choice([{"priority": 1}, {"priority": 2}, {"workload_type": "training"}]),
             )
-        if self.dice.random() < 0.4:
-            team = self.dice.choice(self.world.teams)
-            since = now + dt.timedelta(seconds=self.dice.randrange(1, 200_000))
-            cost_centre(team, f"CC-{self.dice.randrange(1000)}", since)
+
+    def _transfer(self, now: dt.datetime) -> None:
+        """Split a project or the static pool anew, mostly from a past time on."""
+        length = int((now - self.world.now).total_seconds() * 1.3)
+        since = self.world.now + dt.timedelta(seconds=self.dice.randrange(length))
+        codes = self.dice.sample(range(9), self.dice.randrange(1, 4))
+        cuts = sorted(self.dice.sample(range(1, 10_000), len(codes) - 1))
+        parts = [high - low for low, high in zip([0, *cuts], [*cuts, 10_000], strict=True)]
+        percents = {f"CC_{code}": f"{part / 100:.2f}" for code, part in zip(codes, parts, strict=True)}
+        split(self.dice.choice([*self.world.teams, self.world.static]), since, now, **percents)
 
     def _moment(self, low: dt.datetime, high: dt.datetime) -> dt.datetime:
         return low + (high - low) * self.dice.random()

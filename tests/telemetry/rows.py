@@ -22,7 +22,7 @@ from scheduler.models import (
     Unit,
     Workload,
 )
-from telemetry.models import BillingCurrency, Charge, CostCentre, Price, PriceFactor
+from telemetry.models import BillingCurrency, Charge, CostCentre, CostCentreShare, Price, PriceFactor
 from telemetry.money.billing_months import month_bounds
 from tests.world import TeamOfWorld, World
 
@@ -82,14 +82,35 @@ def billing_currency(currency: str, first_month: dt.date) -> BillingCurrency:
     )
 
 
-def cost_centre(team: TeamOfWorld, code: str, since: dt.datetime) -> CostCentre:
+def cost_centre(team: TeamOfWorld, code: str, since: dt.datetime) -> CostCentreShare:
     """Create the cost centre of a team's project, valid from ``since``."""
-    return CostCentre.objects.create(project=team.project, code=code, valid_from=since, created_at=since)
+    return CostCentreShare.objects.create(project=team.project, code=code, valid_from=since, created_at=since)
 
 
-def pool_cost_centre(pool: Pool, code: str, since: dt.datetime) -> CostCentre:
+def directory(*codes: str, since: dt.datetime | None = None, **fields: Any) -> list[CostCentre]:
+    """Create the entries of cost centres in the directory. ``fields`` are columns of each."""
+    created = since or at(0, day=1)
+    return [CostCentre.objects.create(code=code, created_at=created, **fields) for code in codes]
+
+
+def split(
+    payer: TeamOfWorld | Pool, since: dt.datetime, created: dt.datetime | None = None, **percents: str
+) -> None:
+    """Create the split of a team's project or of a pool, as percents by code; ``_`` stands for a dash."""
+    subject = {"pool": payer} if isinstance(payer, Pool) else {"project": payer.project}
+    for code, percent in percents.items():
+        CostCentreShare.objects.create(
+            **subject,
+            code=code.replace("_", "-"),
+            percent=Decimal(percent),
+            valid_from=since,
+            created_at=created or since,
+        )
+
+
+def pool_cost_centre(pool: Pool, code: str, since: dt.datetime) -> CostCentreShare:
     """Create the cost centre of the unused time of a dedicated pool, valid from ``since``."""
-    return CostCentre.objects.create(pool=pool, code=code, valid_from=since, created_at=since)
+    return CostCentreShare.objects.create(pool=pool, code=code, valid_from=since, created_at=since)
 
 
 def workload(

@@ -17,7 +17,7 @@ from scheduler.models import BudgetGate, Command, Reservation
 from telemetry.budgets.budget_checks import check_budgets
 from telemetry.budgets.commitments import committed_spend
 from telemetry.budgets.spending import SpendScope
-from telemetry.models import Budget, BudgetAlert, BudgetForecast, Charge, CostCentre
+from telemetry.models import Budget, BudgetAlert, BudgetForecast, Charge, CostCentreShare
 from telemetry.money.charges import charge_all_gpus
 from telemetry.reads.budget_status import find_budget_status
 from tests.telemetry.rows import at, hold, reservation, workload
@@ -202,12 +202,12 @@ def test_of_two_used_up_budgets_the_gate_names_the_one_that_ends_last(rates: Wor
 
 
 def test_a_used_up_budget_of_a_cost_centre_closes_the_gates_of_its_projects(rates: World) -> None:
-    code = CostCentre.objects.get(project=rates.language.project).code
+    code = CostCentreShare.objects.get(project=rates.language.project).code
     Budget.objects.create(cost_centre=code, month=MARCH, amount="20.00", action="refuse_new")
     spend_24(rates)
     check_budgets(at(20, 6))
     gates = BudgetGate.objects.all()
-    centres = CostCentre.objects.filter(code=code).values_list("project_id", flat=True)
+    centres = CostCentreShare.objects.filter(code=code).values_list("project_id", flat=True)
     assert {gate.project_id for gate in gates} == set(centres)
     assert {gate.numbers["cost_centre"] for gate in gates} == {code}
 

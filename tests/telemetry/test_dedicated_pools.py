@@ -9,8 +9,8 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from scheduler.models import Project, Team
-from telemetry.models import Charge, ChargeBucketChoices, CostCentre, Statement
-from telemetry.money import settlement
+from telemetry.models import Charge, ChargeBucketChoices, CostCentreShare, Statement
+from telemetry.money import transfers
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.close_checks import close_checks
 from tests.telemetry.rows import at, cost_centre, hold, pool_cost_centre, price, workload
@@ -48,7 +48,9 @@ def test_the_age_of_projects_does_not_decide_who_pays_for_a_dedicated_pool(rates
     older = Project.objects.create(
         team=rates.vision.team, slug="older", name="Older", created_at=at(0, day=1) - dt.timedelta(days=9)
     )
-    CostCentre.objects.create(project=older, code="CC-1", valid_from=at(0, day=1), created_at=at(0, day=1))
+    CostCentreShare.objects.create(
+        project=older, code="CC-1", valid_from=at(0, day=1), created_at=at(0, day=1)
+    )
     charge_all_gpus(at(10, 5))
     assert payers(rates) == {("reserved_unused", "Vision", "", "CC-110")}
 
@@ -75,8 +77,8 @@ def test_the_close_names_a_dedicated_pool_without_a_cost_centre(world: World) ->
     charge_all_gpus(at(10, 5))
     assert payers(world) == {("reserved_unused", "Vision", "", "")}
     assert unmapped(world) == {
-        "unmapped projects": [world.language.project.name],
-        "unmapped dedicated pools": [world.static.name],
+        "unmapped projects": [f"{world.language.project.name} of Language"],
+        "unmapped dedicated pools": [f"{world.static.name} of Vision"],
     }
 
 
@@ -107,7 +109,7 @@ def test_lines_without_a_cost_centre_are_corrected_once_one_is_named_for_their_t
         ("reserved_unused", 9, ""),
         ("reserved_unused", 10, "CC-110"),
     }
-    assert unmapped(world) == {"unmapped dedicated pools": [world.static.name]}
+    assert unmapped(world) == {"unmapped dedicated pools": [f"{world.static.name} of Vision"]}
     assert charge_all_gpus(at(11, 7)).corrections == 0
     pool_cost_centre(world.static, "CC-109", at(0, day=1))
     assert charge_all_gpus(at(11, 8)).corrections == 4
@@ -125,7 +127,7 @@ def test_of_two_runs_that_correct_the_same_lines_one_writes_nothing(
     charge_all_gpus(at(10, 5))
     pool_cost_centre(world.static, "CC-110", at(0, day=1))
     lines = Charge.objects.filter(pool=world.static)
-    real = settlement._reversal_of
+    real = transfers.reversal_of
 
     def reversal_of_two_runs(line: Charge, closed: set[dt.date], now: dt.datetime) -> Charge:
         if not lines.filter(reversal=True).exists():
@@ -133,11 +135,11 @@ def test_of_two_runs_that_correct_the_same_lines_one_writes_nothing(
         return real(line, closed, now)
 
     before = lines.count()
-    monkeypatch.setattr(settlement, "_reversal_of", reversal_of_two_runs)
-    assert settlement.settle_cost_centres(at(10, 6)) == 0
+    monkeypatch.setattr(transfers, "reversal_of", reversal_of_two_runs)
+    assert transfers.settle_cost_centres(at(10, 6)) == 0
     assert lines.count() == before
     monkeypatch.undo()
-    assert settlement.settle_cost_centres(at(10, 7)) == before
+    assert transfers.settle_cost_centres(at(10, 7)) == before
 
 
 def test_lines_of_a_closed_month_get_no_cost_centre(world: World) -> None:
@@ -153,7 +155,10 @@ def test_a_cost_centre_belongs_to_a_project_or_to_a_pool(world: World) -> None:
     given = {"code": "CC-1", "valid_from": at(9), "created_at": at(9)}
     for payer in ({}, {"project": world.vision.project, "pool": world.static}):
         with pytest.raises(IntegrityError, match="of_a_project_or_of_a_pool"), transaction.atomic():
-            CostCentre.objects.create(**given, **payer)
-    CostCentre.objects.create(**given, pool=world.static)
-    with pytest.raises(IntegrityError, match="one_cost_centre_per_pool_and_date"), transaction.atomic():
-        CostCentre.objects.create(**given, pool=world.static)
+            CostCentreShare.objects.create(**given, **payer)
+    CostCentreShare.objects.create(**given, pool=world.static)
+    with (
+        pytest.raises(IntegrityError, match="one_share_per_pool_split"),
+        transaction.atomic(),
+    ):
+        CostCentreShare.objects.create(**given, pool=world.static)

@@ -29,6 +29,7 @@ from tests.telemetry.rows import (
     price,
     price_factor,
     reservation,
+    split,
     workload,
 )
 from tests.world import H100, World, units_of
@@ -195,6 +196,19 @@ def test_the_documented_decimals_of_currencies_equal_those_of_the_code(root: Pat
             f"{', '.join(map(str, parts))} | {sum(parts)} |"
         )
     assert documented_table(root, "currencies") == rows
+
+
+def test_the_documented_split_equals_that_of_the_code(world: World, root: Path) -> None:
+    price(H100, "2.40", since=at(0, day=1))
+    split(world.vision, at(9), CC_1="33.33", CC_2="33.33", CC_3="33.34")
+    unit = units_of(world.hosts["alpha"])[0]
+    hold(workload(world, world.vision), unit, at(9), at(9, 0, 10), end_code="finished")
+    charge_all_gpus(at(9, 2))
+    lines = Charge.objects.filter(bucket="used").order_by("cost_centre")
+    assert [
+        f"| {line.cost_centre} | {line.share_percent} % | {line.slot_seconds} | {line.charged} |"
+        for line in lines
+    ] == documented_table(root, "split")
 
 
 def test_every_bucket_is_documented(root: Path) -> None:

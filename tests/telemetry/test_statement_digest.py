@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from telemetry.models import Charge, CostCentre, Price, Statement, StatementLine
+from telemetry.models import Charge, CostCentreShare, Price, Statement, StatementLine
 from telemetry.money import statements
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.signing.statement_digest import digest_lines
@@ -49,7 +49,7 @@ def test_each_changed_row_of_a_closed_month_is_found(busy_march: World) -> None:
     line = StatementLine.objects.order_by("pk")[0]
     charge = Charge.objects.filter(bucket="used").order_by("pk")[0]
     price = Price.objects.order_by("pk")[0]
-    centre = CostCentre.objects.order_by("pk")[0]
+    centre = CostCentreShare.objects.order_by("pk")[0]
     for row, field, changed in (
         (line, "team_name", line.team_name + "x"),
         (charge, "user_name", charge.user_name + "x"),

@@ -1,11 +1,10 @@
-"""Implement the endpoints of refund limits, cost centres and the payer of idle time."""
+"""Implement the endpoints of refund limits and the payer of idle time."""
 
 from __future__ import annotations
 
 from datetime import date
 from typing import Any
 
-from django.db.models import Q
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -18,8 +17,8 @@ from portal.api.base.views import ApiView
 from portal.api.money import serializers as shapes
 from portal.api.money.views import month_or_404
 from portal.reads.money import chargeback as reads
-from portal.services.money import cost_centres, months, refund_limits
-from telemetry.models import CostCentre, RefundLimit
+from portal.services.money import months, refund_limits
+from telemetry.models import RefundLimit
 
 
 class RefundLimitListView(ApiView):
@@ -49,37 +48,6 @@ class RefundLimitListView(ApiView):
         given["pool"] = lookups.visible_pool(self.actor, given["pool"])
         return self.object_response(
             refund_limits.set_refund_limit(**self.service_context, **given), shapes.RefundLimitShape, 201
-        )
-
-
-class CostCentreListView(ApiView):
-    @extend_schema(
-        operation_id="cost_centres_list",
-        parameters=[PageQuery],
-        responses=page_schema(shapes.CostCentreShape),
-    )
-    def get(self, request: Request) -> Response:
-        """List the cost centres of the projects and dedicated pools that you may see, newest first."""
-        visible = Q(project__in=policy.visible_projects(self.actor))
-        visible |= Q(pool__in=policy.visible_pools(self.actor))
-        rows = CostCentre.objects.filter(visible).select_related("project__team", "pool")
-        return self.list_response(
-            rows.order_by("-valid_from", "-pk"), shapes.CostCentreShape, self.validated_query(PageQuery)
-        )
-
-    @extend_schema(
-        operation_id="cost_centres_set",
-        request=shapes.CostCentreWish,
-        responses={201: shapes.CostCentreShape},
-    )
-    def post(self, request: Request) -> Response:
-        """Set the cost centre of a project, or of the unused time of a dedicated pool, from a date on."""
-        given = self.validated_body(shapes.CostCentreWish)
-        project, pool = given.get("project"), given.get("pool")
-        given["project"] = lookups.visible_project(self.actor, project) if project else None
-        given["pool"] = lookups.visible_pool(self.actor, pool) if pool else None
-        return self.object_response(
-            cost_centres.set_cost_centre(**self.service_context, **given), shapes.CostCentreShape, 201
         )
 
 

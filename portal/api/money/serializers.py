@@ -15,7 +15,7 @@ from portal.services.money.budgets import BUDGET_ACTIONS, BUDGET_MEASURES, BUDGE
 from portal.services.money.months import IDLE_PAYERS
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from scheduler.models import WorkloadType
-from telemetry.models import MAX_FORGIVEN_MINUTES, Charge, ChargeBucketChoices, CostCentre, Price
+from telemetry.models import MAX_FORGIVEN_MINUTES, Charge, ChargeBucketChoices, Price
 
 
 class UsageQuery(StrictSerializer):
@@ -73,6 +73,9 @@ class ChargeShape(ResponseSerializer):
     workload = serializers.CharField(source="workload_name")
     workload_type = serializers.CharField()
     cost_centre = serializers.CharField()
+    share_percent = serializers.DecimalField(
+        max_digits=5, decimal_places=2, help_text="part of the time that the cost centre pays"
+    )
     charged = serializers.DecimalField(max_digits=18, decimal_places=6)
     currency = serializers.CharField(
         source="price.currency", allow_null=True, default=None, help_text="null: without a price"
@@ -271,30 +274,6 @@ class RefundLimitWish(StrictSerializer):
     forgiven_minutes = serializers.IntegerField(min_value=0, max_value=MAX_FORGIVEN_MINUTES)
     valid_from = serializers.DateTimeField(help_text="the limit applies to work that stops from then on")
     why = serializers.CharField(max_length=300, required=False, allow_blank=True)
-
-
-class CostCentreShape(ResponseSerializer):
-    project = serializers.SerializerMethodField(help_text="team/project; null for a dedicated pool")
-    pool = serializers.CharField(
-        source="pool.slug",
-        allow_null=True,
-        default=None,
-        help_text="dedicated pool whose unused time it pays",
-    )
-    code = serializers.CharField()
-    valid_from = serializers.DateTimeField()
-
-    def get_project(self, centre: CostCentre) -> str | None:
-        """Return the project as ``team/project``."""
-        project = centre.project
-        return f"{project.team.slug}/{project.slug}" if project else None
-
-
-class CostCentreWish(StrictSerializer):
-    project = slug_field(required=False, allow_null=True)
-    pool = slug_field(required=False, allow_null=True)
-    code = serializers.CharField(max_length=40)
-    valid_from = serializers.DateTimeField()
 
 
 class IdleShareShape(ResponseSerializer):

@@ -17,7 +17,7 @@ from portal.input_checks import InputChecks, display_value
 from portal.models import Membership, User
 from portal.wording.pages import money_pages
 from scheduler.models import Pool, Project, Team, Workload, WorkloadType
-from telemetry.models import Charge, ChargeBucketChoices, CostCentre
+from telemetry.models import Charge, ChargeBucketChoices, CostCentreShare
 from telemetry.reads.chargeback import CHARGE_DIMENSIONS, DRILL_DOWN
 
 # Filters in the order in which they are applied. The drill-down comes last, in the order of its levels.
@@ -164,7 +164,7 @@ def _is_visible(viewer: User, name: str, key: int | str) -> bool:
     if name == "bucket":
         return key in ChargeBucketChoices.values
     if name == "cost_centre":
-        return CostCentre.objects.filter(code=key, project__in=_projects(viewer)).exists()
+        return CostCentreShare.objects.filter(code=key, project__in=_projects(viewer)).exists()
     return policy.visible_gpus(viewer).filter(model=key).exists()
 
 

@@ -14,6 +14,7 @@ from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from scheduler.models import Host, Reservation, Workload
 from telemetry.core.amounts import MICRO, round_amount
 from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.core.cost_shares import WHOLE_PERCENT
 from telemetry.models import Charge, PriceFactor
 from telemetry.money.billing_months import month_of
 from telemetry.money.pricing.billing_currencies import currency_of_month
@@ -70,13 +71,16 @@ def charge_line(viewer: User, pk: int) -> ChargeLineDetail | None:
     )
     if line is None:
         return None
+    seconds = int((line.end - line.start).total_seconds())
     price = line.work_price
-    exact = None if price is None else price * line.slot_seconds / SLOT_SECONDS_PER_GPU_HOUR
+    # The slot-seconds of a share are whole numbers. The formula of the page uses the exact share.
+    slot_seconds = line.slots * seconds * line.share_percent / WHOLE_PERCENT
+    exact = None if price is None else price * slot_seconds / SLOT_SECONDS_PER_GPU_HOUR
     first = line.corrects_id or line.pk
     related = visible.filter(Q(pk=first) | Q(corrects=first) | Q(corrects=line.pk)).exclude(pk=line.pk)
     return ChargeLineDetail(
         line=line,
-        seconds=int((line.end - line.start).total_seconds()),
+        seconds=seconds,
         amount=None if exact is None else round_amount(exact, MICRO),
         is_charged=line.bucket in CHARGED_BUCKETS,
         attempt=line.allocation.run.attempt if line.allocation else None,

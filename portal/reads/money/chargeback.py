@@ -12,8 +12,7 @@ from portal import policy
 from portal.models import User
 from portal.wording import budget_texts, money_texts
 from portal.wording.pages import correction_texts, money_pages
-from scheduler.core.model.snapshot import PoolKind
-from scheduler.models import Gpu, Pool, Project, Workload
+from scheduler.models import Gpu, Pool, Workload
 from telemetry.budgets.budget_periods import period_of
 from telemetry.core.amounts import ZERO
 from telemetry.core.currencies import decimals_of
@@ -197,43 +196,6 @@ def currency_rows(now: datetime) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
-
-
-def cost_centre_rows(viewer: User, now: datetime) -> list[dict[str, Any]]:
-    """Return the visible projects and dedicated pools with their present and future cost centres."""
-    return [_cost_centres_of(payer, now) for payer in cost_centre_payers(viewer)]
-
-
-def cost_centre_payers(viewer: User) -> list[Project | Pool]:
-    """Return the visible projects, then the visible dedicated pools, with their cost centres.
-
-    A viewer who sees all charges also gets the projects of removed teams and the removed pools that have no
-    cost centre. Without one, their lines would keep a month open.
-    """
-    projects = Q(pk__in=policy.visible_projects(viewer).values("pk"))
-    pools = Q(pk__in=policy.visible_pools(viewer).values("pk"))
-    if policy.sees_all_charges(viewer):
-        projects |= Q(team__removed_at__isnull=False, cost_centres=None)
-        pools |= Q(removed_at__isnull=False, cost_centres=None)
-    found = Project.objects.filter(projects).order_by("team__name", "name")
-    dedicated = Pool.with_removed.filter(pools, kind=PoolKind.STATIC).order_by("name")
-    return [
-        payer
-        for rows in (found, dedicated)
-        for payer in rows.select_related("team").prefetch_related("cost_centres")
-    ]
-
-
-def _cost_centres_of(payer: Project | Pool, now: datetime) -> dict[str, Any]:
-    centres = sorted(payer.cost_centres.all(), key=lambda centre: centre.valid_from)
-    in_force = [centre for centre in centres if centre.valid_from <= now]
-    return {
-        "name": payer.name,
-        "team": payer.team,
-        "is_pool": isinstance(payer, Pool),
-        "now": in_force[-1] if in_force else None,
-        "later": [c for c in centres if c.valid_from > now],
-    }
 
 
 def refund_limit_rows(viewer: User, now: datetime) -> list[dict[str, Any]]:

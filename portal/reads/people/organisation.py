@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.db.models import Count, F, Prefetch, Q, QuerySet
@@ -11,6 +12,9 @@ from portal.models import ApiToken, AuditEvent, Membership, Notification, User
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Pool, Project, Quota, Team, Workload
 from scheduler.state.states import WorkloadState
+from telemetry.core.cost_shares import split_text
+from telemetry.cost_centres.names import cost_centre_labels
+from telemetry.cost_centres.splits import CostSplits, Payer, load_splits
 
 
 def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
@@ -59,7 +63,8 @@ def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
     team = policy.visible_teams_with_removed(viewer).filter(slug=slug).first()
     if team is None:
         return None
-    projects = Project.objects.filter(team=team).prefetch_related("cost_centres").order_by("name")
+    projects = list(Project.objects.filter(team=team).order_by("name"))
+    splits, labels = load_splits([project.pk for project in projects]), cost_centre_labels()
     return {
         "team": team,
         "members": list(
@@ -68,7 +73,7 @@ def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
         "projects": [
             {
                 "project": project,
-                "cost_centre": max(project.cost_centres.all(), key=lambda c: c.valid_from, default=None),
+                "cost_centre": _last_cost_centre(splits, labels, project),
             }
             for project in projects
         ],
@@ -150,3 +155,9 @@ def pools(viewer: policy.Viewer) -> QuerySet[Pool]:
 def all_teams() -> QuerySet[Team]:
     """Return every team, for forms that only operators use."""
     return Team.objects.order_by("name")
+
+
+def _last_cost_centre(splits: CostSplits, labels: Mapping[str, str], project: Project) -> str:
+    """Return the names of the cost centres of a project's last split; empty if it has none."""
+    periods = splits.periods(Payer(project=project.pk))
+    return split_text(periods[-1].split, labels) if periods else ""

@@ -53,7 +53,7 @@ def set_budget(
     if sum((team is not None, project is not None, cost_centre != "")) != 1:
         checks.note("team", None, administration_problems.ONE_BUDGET_OWNER)
     if cost_centre:
-        known = sorted(set(CostCentre.objects.values_list("code", flat=True)))
+        known = list(CostCentre.objects.order_by("code").values_list("code", flat=True))
         cost_centre = checks.choice("cost_centre", cost_centre, known)
     month = checks.month("month", month)
     period = checks.choice("period", period, BUDGET_PERIODS)

@@ -1,10 +1,9 @@
-"""Render the page of budgets and cost centres."""
+"""Render the page of budgets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, date, datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from django import forms
 from django.contrib import messages
@@ -17,12 +16,10 @@ from portal.models import Submission, User
 from portal.reads.calendar import approvals
 from portal.reads.money import chargeback as reads
 from portal.services.money import budgets as budget_service
-from portal.services.money import cost_centres
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording.charge_scope_texts import budget_scope_sentence
 from portal.wording.pages import money_pages
-from scheduler.models import Pool
 from telemetry.models import CostCentre
 from telemetry.money.billing_months import month_of
 
@@ -58,7 +55,7 @@ class BudgetForm(ServiceForm):
         self.teams = {team.slug: team for team in policy.visible_teams(user).order_by("name")}
         fields: dict[str, Any] = self.fields
         fields["team"].choices = [("", "None"), *((slug, team.name) for slug, team in self.teams.items())]
-        centres = sorted(set(CostCentre.objects.values_list("code", flat=True)))
+        centres = list(CostCentre.objects.order_by("code").values_list("code", flat=True))
         fields["cost_centre"].choices = [("", "None"), *((code, code) for code in centres)]
 
     def clean_period(self) -> str:
@@ -72,41 +69,12 @@ class BudgetForm(ServiceForm):
             raise forms.ValidationError(money_pages.MONTH_INPUT_INVALID.format(given=text)) from None
 
 
-class CostCentreForm(ServiceForm):
-    argument_fields: ClassVar[Mapping[str, str]] = {"project": "payer", "pool": "payer"}
-    payer = forms.ChoiceField(
-        label="Of", help_text="A project, or a dedicated pool for the time in which it is not used."
-    )
-    code = forms.CharField(label="Cost centre", max_length=80)
-    valid_from = forms.DateTimeField(
-        label="From", widget=forms.DateTimeInput(attrs={"type": "datetime-local"})
-    )
-
-    def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.payers = {
-            f"pool:{payer.slug}" if isinstance(payer, Pool) else f"project:{payer.pk}": payer
-            for payer in reads.cost_centre_payers(user)
-        }
-        fields: dict[str, Any] = self.fields
-        fields["payer"].choices = [
-            (key, money_pages.PAYER_LABELS[key.partition(":")[0]].format(name=payer.name, team=payer.team))
-            for key, payer in self.payers.items()
-        ]
-
-    def payer_argument(self) -> dict[str, Any]:
-        """Return the chosen project or pool as an argument of the service."""
-        key = self.cleaned_data["payer"]
-        return {key.partition(":")[0]: self.payers[key]}
-
-
 @sign_in_required
 def budgets(request: HttpRequest) -> HttpResponseBase:
-    """Show and set budgets of this and later months, and the cost centres that pay for projects."""
+    """Show and set budgets of this and later months."""
     user, now = current_user(request), timezone.now()
     verb = request.POST.get("verb", "")
     budget_form = BudgetForm(request.POST if verb == "budget" else None, user=user)
-    centre_form = CostCentreForm(request.POST if verb == "cost_centre" else None, user=user)
     if verb == "budget" and budget_form.is_valid():
         given = dict(budget_form.cleaned_data)
         team = budget_form.teams.get(given.pop("team"))
@@ -117,15 +85,6 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
         ):
             messages.success(request, money_pages.BUDGET_SET.format(subject=subject))
             return redirect("budgets")
-    if verb == "cost_centre" and centre_form.is_valid():
-        given = dict(centre_form.cleaned_data)
-        payer = centre_form.payers[given.pop("payer")]
-        given |= centre_form.payer_argument()
-        if centre_form.carry_out(cost_centres.set_cost_centre, actor=user, now=now, **given) is not None:
-            messages.success(
-                request, money_pages.COST_CENTRE_SET.format(code=given["code"], project=payer.name)
-            )
-            return redirect("budgets")
     context = {
         "budgets": reads.budget_rows(user, month_of(now), now),
         "budget_requests": [
@@ -133,15 +92,12 @@ def budgets(request: HttpRequest) -> HttpResponseBase:
             for row in approvals.waiting_submissions(user).filter(kind=Submission.Kind.BUDGET)
         ],
         "month": month_of(now),
-        "centres": reads.cost_centre_rows(user, now),
         "budget_form": budget_form,
-        "centre_form": centre_form,
         "may_budget": policy.may(user, "budget.change"),
         "scope_sentence": _scope_sentence(user),
         "now": now,
     }
-    failed = bool(budget_form.errors or centre_form.errors)
-    return render(request, "manage/budgets.html", context, status=400 if failed else 200)
+    return render(request, "manage/budgets.html", context, status=400 if budget_form.errors else 200)
 
 
 def _scope_sentence(user: User) -> str:

@@ -18,6 +18,8 @@ from portal.wording import charge_line_texts, money_texts
 from portal.wording.pages import home_pages
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Workload
+from telemetry.cost_centres.names import cost_centre_labels
+from telemetry.models import Charge
 
 
 @sign_in_required
@@ -59,7 +61,7 @@ def _facts(detail: ChargeLineDetail) -> list[dict[str, Any]]:
         detail.reservation.name if detail.reservation else charge_line_texts.reserved(line.reservation_id)
     )
     facts: list[tuple[str, Any, str]] = [
-        ("Cost centre", line.cost_centre, ""),
+        ("Cost centre", _cost_centre_text(line), ""),
         ("Team", line.team_name, ""),
         ("Project", line.project_name, ""),
         ("Person", line.user_name, ""),
@@ -75,6 +77,11 @@ def _facts(detail: ChargeLineDetail) -> list[dict[str, Any]]:
     if detail.sees_cost:
         facts.append(("Owner's cost", f"{line.cost:f}", ""))
     return [{"label": label, "value": value, "url": url} for label, value, url in facts if value]
+
+
+def _cost_centre_text(line: Charge) -> str:
+    label = cost_centre_labels([line.cost_centre]).get(line.cost_centre, "")
+    return charge_line_texts.cost_centre_text(label, line.share_percent)
 
 
 def _gpu_text(detail: ChargeLineDetail) -> str:

@@ -32,11 +32,16 @@ def charge_groups_csv(
         SCOPE_COLUMN,
     )
     groups = [
-        *((group.name or "none", group) for group in (*table.groups, *table.corrections)),
+        *((_group_name(group, dimension), group) for group in (*table.groups, *table.corrections)),
         ("total", table.total),
     ]
     rows = ([name, *_group_cells(group, with_cost), scope.kind] for name, group in groups)
     return complete_csv_response(f"charges-{month:%Y-%m}-by-{dimension}.csv", head, rows)
+
+
+def _group_name(group: ChargeGroup, dimension: str) -> str:
+    """Return the name of a row. A cost centre has its code only, so that the column can be looked up."""
+    return str(group.key if dimension == "cost_centre" else group.name) or "none"
 
 
 def _group_cells(group: ChargeGroup, with_cost: bool) -> list[Any]:

@@ -4,12 +4,18 @@ from django.urls import path
 
 from portal.web.money import budgets, charge_line, chargeback, exports, idle_payer, rate_card, utilisation
 from portal.web.money.closing import billing_settings, cost_centre_statements, month_close
+from portal.web.money.cost_centres import import_page
+from portal.web.money.cost_centres import views as centre_views
 
 urlpatterns = [
     path("utilisation/", utilisation.utilisation, name="utilisation"),
     path("utilisation/<str:chart>.csv", utilisation.utilisation_csv, name="utilisation-csv"),
     path("chargeback/", chargeback.chargeback, name="chargeback"),
     path("chargeback/rates/", rate_card.rate_card, name="rate-card"),
+    path("chargeback/cost-centres/", centre_views.cost_centres, name="cost-centres"),
+    path("chargeback/cost-centres/split/", centre_views.cost_centre_split, name="cost-centre-split"),
+    path("chargeback/cost-centres/import/", import_page.cost_centre_import, name="cost-centre-import"),
+    path("chargeback/cost-centre/<path:code>/", centre_views.cost_centre, name="cost-centre"),
     path("chargeback/budgets/", budgets.budgets, name="budgets"),
     path("chargeback/<str:month>/export/", exports.export, name="export"),
     path("chargeback/settings/", billing_settings.billing_settings, name="billing-settings"),

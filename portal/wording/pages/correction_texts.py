@@ -14,6 +14,7 @@ SENTENCES = {
     "work_ended": "{workload} had ended at {until}",
     "work_preempted": "{workload} was preempted, and its work {span} was lost",
     "cost_centre_named": "cost centre {cost_centre} was named for time that had none",
+    "cost_centre_changed": "the cost centre was changed to {cost_centre}",
     "work_lost": "the hardware under {workload} failed, and its work {span} was lost",
 }
 UNKNOWN_CAUSE = "a fact became known after the close"

@@ -21,7 +21,6 @@ ALLOWED_FILTERS = {
 PARAMETER_UNKNOWN = "{given} is not a parameter of this page; allowed: {allowed}."
 FORMAT_UNKNOWN = "format is {given}; allowed: {allowed}."
 BUDGET_SET = "The budget of {subject} is set."
-COST_CENTRE_SET = "{code} pays for {project} from that date on."
 HALF_WAIT_LABEL = "Half wait at most"
 NOTHING_IN_PERIOD = "Nothing in this period."
 MONTH_CLOSED = "{month:%B %Y} is closed and cannot change any more. Later changes become corrections."

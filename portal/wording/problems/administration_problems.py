@@ -18,13 +18,6 @@ POOL_LIMIT_UNKNOWN = "{field} is not a limit of a pool; allowed: {allowed}."
 ONE_BUDGET_OWNER = "team, project and cost_centre: give exactly one of the three."
 NOT_A_PERIOD_START = "month is {month:%Y-%m}; allowed: the first month of a {period}, such as {month:%Y}-01."
 MONTH_IS_PAST = "month is {month:%Y-%m}; allowed: the present period or a later one."
-COST_CENTRE_MONTH_IS_CLOSED = (
-    "valid_from is {valid_from}; allowed: from {earliest} on, because the months before it are closed."
-)
-PROJECT_AND_POOL = "project and pool: give exactly one of the two."
-COST_CENTRE_OF_SHARED_POOL = (
-    "pool is {pool}; allowed: a static pool. In a dynamic pool, the projects of the work pay."
-)
 REFUND_LIMIT_IS_PAST = "valid_from is {valid_from}; allowed: {now} or later. Stopped work keeps its limit."
 IDLE_PAYER_MONTH = "month is {month:%Y-%m}; allowed: {first:%Y-%m} to {last:%Y-%m}."
 VALID_FROM_IS_PAST = (

@@ -9,7 +9,14 @@ from decimal import Decimal
 
 from django.db.models import Q, Sum
 
-from telemetry.models import Budget, BudgetMeasure, BudgetPeriod, CostCentreStatement, Statement
+from telemetry.models import (
+    Budget,
+    BudgetMeasure,
+    BudgetPeriod,
+    CostCentre,
+    CostCentreStatement,
+    Statement,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ def make_documents(statement: Statement, terms: StatementTerms, closed_on: date)
             month=statement.month, period=BudgetPeriod.MONTH, measure=BudgetMeasure.MONEY
         ).values_list("cost_centre", "currency", "amount")
     }
+    entries = {row.code: row for row in CostCentre.objects.all()}
     made = []
     for code, currency, total in cost_centre_totals(statement):
         sequences[code] += 1
@@ -46,6 +54,7 @@ def make_documents(statement: Statement, terms: StatementTerms, closed_on: date)
             currency=currency,
             sequence=sequences[code],
             number=document_number(statement.month, code, sequences[code]),
+            **_entry(entries.get(code)),
             issuer=terms.issuer,
             tax_text=terms.tax_text,
             due_on=closed_on + timedelta(days=terms.payment_days),
@@ -66,6 +75,13 @@ def cost_centre_totals(statement: Statement) -> list[tuple[str, str, Decimal]]:
     lines = lines.exclude(Q(slot_seconds=0, charged_cents=0, cost_cents=0))
     totals = lines.values_list("cost_centre", "currency").annotate(total=Sum("charged_cents"))
     return sorted(totals, key=lambda row: (row[0], row[1] != statement.currency, row[1]))
+
+
+def _entry(row: CostCentre | None) -> dict[str, str]:
+    """Return the texts that a statement copies from the directory of cost centres."""
+    if row is None:
+        return {}
+    return {"name": row.name, "postal_address": row.postal_address, "purchase_order": row.purchase_order}
 
 
 def document_number(month: date, cost_centre: str, sequence: int) -> str:

@@ -60,9 +60,9 @@ ROWS_SQL = (
     ORDER BY id
     """,
     f"""
-    SELECT json_build_array('cost centre', id, project_id, pool_id, code,
-         {_time("valid_from")}, {_time("created_at")})::text
-    FROM telemetry_costcentre WHERE valid_from < %(end)s AND created_at <= %(closed_at)s ORDER BY id
+    SELECT json_build_array('cost centre', id, project_id, pool_id, code, percent::text,
+        {_time("valid_from")}, {_time("created_at")})::text
+    FROM telemetry_costcentreshare WHERE valid_from < %(end)s AND created_at <= %(closed_at)s ORDER BY id
     """,
     """
     SELECT json_build_array('line', id, pool_id, pool_name, cost_centre, team_id, team_name, project_id,
@@ -80,7 +80,7 @@ ROWS_SQL = (
     SELECT json_build_array('charge', id, pool_id, bucket, day, {_time("start")}, {_time('"end"')}, slots,
         slot_seconds,
         gpu_id, model, allocation_id, reservation_id, workload_id, team_id, project_id, user_id, team_name,
-        project_name, user_name, workload_name, workload_type, cost_centre, price_id,
+        project_name, user_name, workload_name, workload_type, cost_centre, share_percent::text, price_id,
         priority_factor_id, type_factor_id, cost::text, charged::text,
         corrects_id, reversal, cause_code, cause_numbers, simulated, {_time("created_at")})::text
     FROM telemetry_charge WHERE month = %(month)s ORDER BY id

@@ -23,6 +23,7 @@ from scheduler.cycle.recording import CycleRecorder
 from scheduler.models import Gpu, Host, Recording, Storage, Volume, Workload
 from telemetry.models import HealthRule
 from tests.portal.charged_january import charge_of
+from tests.telemetry.rows import cost_centre, directory
 from tests.world import H100, World
 
 ROLES = ("member", "team mate", "lead", "other team", "stranger", "operator", "finance", "auditor")
@@ -49,8 +50,12 @@ PRICE = {"model": H100, "cost": "1", "price": "2", "valid_from": SOON.isoformat(
 PRICE_FACTOR = {"priority": "low", "factor": "0.8", "valid_from": SOON.isoformat()}
 CURRENCY = {"currency": "JPY", "first_month": f"{datetime.now(UTC).year + 1}-01-01"}
 REFUND_LIMIT = {"pool": "shared", "forgiven_minutes": 30, "valid_from": SOON.isoformat()}
-COST_CENTRE = {"project": "vision/vision-main", "code": "CC-9", "valid_from": SOON.isoformat()}
 BILLING_ZONE = {"first_month": f"{LATER + timedelta(days=100):%Y-%m}-01", "time_zone": "Europe/Berlin"}
+COST_SPLIT = {
+    "project": "vision/vision-main",
+    "shares": [{"code": "CC-1", "percent": "100"}],
+    "valid_from": SOON.isoformat(),
+}
 BUDGET = {"team": "vision", "month": f"{datetime.now(UTC):%Y-%m}-01", "amount": "1.00"}
 
 # (method, URL): (body, the status for each role).
@@ -211,7 +216,21 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "refund-limits/"): ({}, ALL),
     ("POST", "refund-limits/"): (REFUND_LIMIT, FINANCE_MAKES),
     ("GET", "cost-centres/"): ({}, ALL),
-    ("POST", "cost-centres/"): (COST_CENTRE, (403, 403, 403, 400, 400, 403, 201, 403)),
+    ("POST", "cost-centres/"): ({"code": "CC-9"}, FINANCE_MAKES),
+    ("GET", "cost-centres/{centre}/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
+    ("PUT", "cost-centres/{centre}/"): ({"name": "Imaging"}, (403, 403, 403, 404, 404, 403, 200, 403)),
+    ("POST", "cost-centres/{centre}/retire/"): (
+        {"retired_from": LATER.isoformat()},
+        (403, 403, 403, 404, 404, 403, 409, 403),
+    ),
+    ("GET", "cost-centre-shares/"): ({}, ALL),
+    ("POST", "cost-centre-shares/"): (COST_SPLIT, (403, 403, 403, 400, 400, 403, 409, 403)),
+    ("POST", "cost-centre-import/"): ({"csv": "code\nCC-9\n"}, (403, 403, 403, 403, 403, 403, 200, 403)),
+    ("POST", "cost-centre-import/preview/"): (
+        {"csv": "code\nCC-9\n"},
+        (403, 403, 403, 403, 403, 403, 200, 403),
+    ),
+    ("POST", "cost-centre-shares/preview/"): (COST_SPLIT, (403, 403, 403, 400, 400, 403, 200, 403)),
     ("GET", "prices/"): ({}, ALL),
     ("POST", "prices/"): (PRICE, FINANCE_MAKES),
     ("GET", "price-factors/"): ({}, ALL),
@@ -233,6 +252,8 @@ def named(today_world: World) -> dict[str, str]:
         "pool": world.shared,
         "now": now,
     }
+    directory("CC-1", since=now)
+    cost_centre(world.vision, "CC-1", now)
     notebook = launch.launch_notebook(**fields, name="secret notebook")
     Workload.objects.filter(pk=notebook.pk, state="queued").update(state="running")
     array = launch.submit_array(**fields, name="secret sweep", command="x", units=1, array="0-2%1")
@@ -282,6 +303,7 @@ def named(today_world: World) -> dict[str, str]:
         "health-rules": "xid:79",
         "statements": "2199-01",
         "cost-centre-statements": "2199-01/CC-9/1",
+        "cost-centres": "CC-1",
     }
 
 

@@ -22,7 +22,7 @@ from portal.wording.pages.export_texts import KIND_LABELS
 from scheduler.models import Pool, Project, Team, Workload
 from telemetry.core.csv_text import CsvDialect, csv_line
 from telemetry.exports.registry import EXPORT_KINDS
-from telemetry.models import Charge, CostCentre, Price, Statement
+from telemetry.models import Charge, CostCentre, CostCentreShare, Price, Statement
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.signing.statement_digest import digest_of
 from telemetry.reads.chargeback import charges_by
@@ -138,7 +138,7 @@ def test_a_decimal_comma_changes_numbers_and_nothing_else(world: World, charged:
     plain = rows_of(bytes_of(world.finance, "lines"))
     text = bytes_of(world.finance, "lines", separator="semicolon", decimal="comma").decode()
     found = list(csv.DictReader(io.StringIO(text), delimiter=";"))[:-1]
-    numbers = {"gpu_seconds", "price_per_gpu_hour", "price_factor", "charged", "cost"}
+    numbers = {"gpu_seconds", "price_per_gpu_hour", "price_factor", "charged", "cost", "share_percent"}
     for row, other in zip(plain, found, strict=True):
         assert other == {
             name: cell.replace(".", ",") if name in numbers else cell for name, cell in row.items()
@@ -181,8 +181,11 @@ def rename_everything(world: World) -> None:
         User.objects.filter(pk=user.pk).update(first_name="Renamed")
     Organisation.objects.update(name="Renamed")
     billing_currency("CHF", date(2027, 1, 1))
-    for centre in CostCentre.objects.filter(project__isnull=False):
-        CostCentre.objects.create(project=centre.project, code="CC-new", valid_from=AFTER, created_at=AFTER)
+    CostCentre.objects.create(code="CC-vision", name="=Renamed", created_at=AFTER)
+    for share in CostCentreShare.objects.filter(project__isnull=False):
+        CostCentreShare.objects.create(
+            project=share.project, code="CC-new", valid_from=AFTER, created_at=AFTER
+        )
     Price.objects.create(
         model=H100, cost_per_gpu_hour=9, price_per_gpu_hour=9, valid_from=AFTER, created_at=AFTER
     )

@@ -276,9 +276,7 @@ def test_a_budget_belongs_to_a_team_or_project_and_to_this_or_a_later_month(worl
 
 
 def test_a_budget_of_a_quarter_begins_in_its_first_month_and_may_be_of_a_cost_centre(world: World) -> None:
-    CostCentre.objects.create(
-        project=world.vision.project, code="CC-77", valid_from=world.now, created_at=world.now
-    )
+    CostCentre.objects.create(code="CC-77", created_at=world.now)
     fields: dict[str, Any] = {"actor": world.finance, "cost_centre": "CC-77", "amount": "5", "now": world.now}
     with pytest.raises(Invalid, match="allowed: the first month of a quarter"):
         budgets.set_budget(month=date(2026, 3, 1), period="quarter", **fields)

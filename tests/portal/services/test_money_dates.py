@@ -1,4 +1,4 @@
-"""Test the dates of prices, cost centres and closed months: each refusal names the reason and the limit."""
+"""Test the dates of prices and closed months: each refusal names the reason and the limit."""
 
 from __future__ import annotations
 
@@ -10,22 +10,13 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from portal.errors import Invalid
-from portal.services.money import cost_centres, months, rate_card, start_dates
+from portal.services.money import months, rate_card, start_dates
 from scheduler.models import Gpu
-from telemetry.models import Charge, CostCentre, Price
+from telemetry.models import Charge, Price
 from tests.portal.rejections import rejected
 from tests.world import A100, H100, World
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def first_cost_centre(world: World) -> CostCentre:
-    """Name the cost centre that has paid for vision since last year."""
-    since = world.now - timedelta(days=365)
-    return CostCentre.objects.create(
-        project=world.vision.project, code="CC-1", valid_from=since, created_at=since
-    )
 
 
 @pytest.fixture
@@ -62,56 +53,42 @@ def set_price(world: World, valid_from: datetime, now: datetime, **also: Any) ->
     return rate_card.set_price(**(fields | also), valid_from=valid_from, now=now)
 
 
-def set_cost_centre(world: World, valid_from: datetime, now: datetime, **also: Any) -> CostCentre:
-    fields: dict[str, Any] = {"project": world.vision.project, "code": "CC-9", "actor": world.finance}
-    return cost_centres.set_cost_centre(**(fields | also), valid_from=valid_from, now=now)
-
-
-@pytest.mark.parametrize("verb", [set_price, set_cost_centre])
 def test_a_start_in_charged_time_is_refused_with_the_reason_and_the_earliest_time(
-    world: World, charged_to: datetime, verb: Any
+    world: World, charged_to: datetime
 ) -> None:
     with pytest.raises(Invalid) as refused:
-        verb(world, world.now, charged_to + timedelta(minutes=1))
-    subject = H100 if verb is set_price else "Vision main"
+        set_price(world, world.now, charged_to + timedelta(minutes=1))
     assert refused.value.fields == {
         "valid_from": (
-            f"valid_from is 2026-03-02T09:00:00+00:00, but {subject} is already charged until "
+            f"valid_from is 2026-03-02T09:00:00+00:00, but {H100} is already charged until "
             "2026-03-02 09:41 UTC; allowed: 2026-03-02 09:42 UTC or later."
         )
     }
 
 
-@pytest.mark.parametrize("verb", [set_price, set_cost_centre])
-def test_the_earliest_time_that_a_refusal_names_is_accepted(
-    world: World, charged_to: datetime, verb: Any
-) -> None:
-    verb(world, world.now.replace(minute=42), charged_to + timedelta(minutes=1))
+def test_the_earliest_time_that_a_refusal_names_is_accepted(world: World, charged_to: datetime) -> None:
+    set_price(world, world.now.replace(minute=42), charged_to + timedelta(minutes=1))
 
 
-@pytest.mark.parametrize("verb", [set_price, set_cost_centre])
-def test_a_start_in_this_hour_is_accepted_if_nothing_is_charged_after_it(world: World, verb: Any) -> None:
-    verb(world, world.now, world.now + timedelta(minutes=50))
+def test_a_start_in_this_hour_is_accepted_if_nothing_is_charged_after_it(world: World) -> None:
+    set_price(world, world.now, world.now + timedelta(minutes=50))
 
 
-@pytest.mark.parametrize("verb", [set_price, set_cost_centre])
-def test_a_past_start_is_refused_with_the_earliest_time(world: World, verb: Any) -> None:
+def test_a_past_start_is_refused_with_the_earliest_time(world: World) -> None:
     with pytest.raises(Invalid, match="which is past; allowed: 2026-03-02 09:00 UTC or later"):
-        verb(world, world.now - timedelta(days=40), world.now + timedelta(minutes=50))
+        set_price(world, world.now - timedelta(days=40), world.now + timedelta(minutes=50))
 
 
-@pytest.mark.parametrize("verb", [set_price, set_cost_centre])
-def test_a_second_row_of_the_same_time_is_refused_as_a_duplicate(world: World, verb: Any) -> None:
-    verb(world, world.now, world.now)
-    with rejected("has a (price|cost centre) from that time already"):
-        verb(world, world.now, world.now)
+def test_a_second_row_of_the_same_time_is_refused_as_a_duplicate(world: World) -> None:
+    set_price(world, world.now, world.now)
+    with rejected("has a price from that time already"):
+        set_price(world, world.now, world.now)
 
 
-def test_charges_of_another_pool_model_or_project_do_not_matter(world: World, charged_to: datetime) -> None:
+def test_charges_of_another_pool_or_model_do_not_matter(world: World, charged_to: datetime) -> None:
     now = charged_to + timedelta(minutes=1)
     set_price(world, world.now, now, model=A100)
     set_price(world, world.now, now, model=A100, pool=world.static)
-    set_cost_centre(world, world.now, now, project=world.language.project)
     with pytest.raises(Invalid, match="H100-80GB in Shared is already charged"):
         set_price(world, world.now, now, pool=world.shared)
 

@@ -1,4 +1,4 @@
-"""Test refund limits, cost centres of dedicated pools, and the payer of idle time."""
+"""Test refund limits and the payer of idle time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from portal.errors import Invalid, NotAllowed
-from portal.models import AuditEvent, User
+from portal.models import AuditEvent
 from portal.reads.money import chargeback as reads
-from portal.services.money import cost_centres, months, refund_limits
+from portal.services.money import months, refund_limits
 from portal.wording.money_texts import refund_limit_text, refund_sentence
-from scheduler.models import Pool, Team
-from telemetry.models import CostCentre, RefundLimit, Statement
+from telemetry.models import RefundLimit, Statement
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.statements import create_missing_statements
 from tests.portal.rejections import rejected
@@ -50,12 +49,10 @@ def test_finance_sets_a_refund_limit_and_the_audit_log_keeps_it(world: World) ->
 
 
 @pytest.mark.parametrize("role", NOT_FINANCE)
-def test_only_finance_sets_refund_limits_and_cost_centres(world: World, role: str) -> None:
+def test_only_finance_sets_refund_limits_and_the_payer_of_idle_time(world: World, role: str) -> None:
     actor = world.people[role]
     with pytest.raises(NotAllowed, match="Only finance"):
         refund_limits.set_refund_limit(**refund_fields(world, actor=actor))
-    with pytest.raises(NotAllowed, match="Only finance"):
-        cost_centres.set_cost_centre(**centre_fields(world, actor=actor))
     with pytest.raises(NotAllowed, match="Only finance"):
         months.set_idle_payer(actor=actor, month=date(2026, 3, 1), payer="use", now=world.now)
 
@@ -113,72 +110,6 @@ def test_people_read_how_much_of_stopped_work_is_not_charged(
     minutes: int | None, short: str, sentence: str
 ) -> None:
     assert (refund_limit_text(minutes), refund_sentence(minutes)) == (short, sentence)
-
-
-# -- cost centres -------------------------------------------------------------------------------------------
-
-
-def centre_fields(world: World, **other: Any) -> dict[str, Any]:
-    fields = {"actor": world.finance, "pool": world.static, "code": "CC-7", "now": world.now}
-    return fields | {"valid_from": world.now} | other
-
-
-def test_finance_names_the_cost_centre_of_a_dedicated_pool(world: World) -> None:
-    cost_centres.set_cost_centre(**centre_fields(world))
-    assert CostCentre.objects.get().pool == world.static
-    assert AuditEvent.objects.get(verb="set_cost_centre").after["pool"] == "vision-only"
-    rows = {row["name"]: row for row in reads.cost_centre_rows(world.vision.member, world.now)}
-    assert rows[world.static.name]["now"].code == "CC-7" and rows[world.static.name]["is_pool"]
-
-
-def test_a_shared_pool_has_no_cost_centre_of_its_own(world: World) -> None:
-    found = problem(cost_centres.set_cost_centre, **centre_fields(world, pool=world.shared))
-    assert found["pool"].startswith("pool is shared; allowed: a static pool.")
-
-
-def test_a_cost_centre_is_set_for_exactly_one_project_or_pool(world: World) -> None:
-    for other in ({"pool": None}, {"project": world.vision.project}):
-        found = problem(cost_centres.set_cost_centre, **centre_fields(world, **other))
-        assert found == {"project": "project and pool: give exactly one of the two."}
-
-
-def test_a_second_cost_centre_from_the_same_time_is_rejected(world: World) -> None:
-    cost_centres.set_cost_centre(**centre_fields(world))
-    with rejected("Vision only has a cost centre from that time already"):
-        cost_centres.set_cost_centre(**centre_fields(world, code="CC-8"))
-
-
-def test_the_first_cost_centre_may_begin_in_the_past_and_a_later_one_may_not(world: World) -> None:
-    cost_centres.set_cost_centre(**centre_fields(world, valid_from=at(0, day=1)))
-    found = problem(cost_centres.set_cost_centre, **centre_fields(world, code="CC-8", valid_from=at(8, 0)))
-    assert found["valid_from"].startswith("valid_from is 2026-03-02T08:00:00+00:00, which is past; allowed:")
-    cost_centres.set_cost_centre(**centre_fields(world, code="CC-6", valid_from=at(0, day=1) - HOUR))
-
-
-def test_a_cost_centre_never_begins_in_a_closed_month(world: World) -> None:
-    create_missing_statements([date(2026, 2, 1)])
-    Statement.objects.update(state="closing")
-    Statement.objects.update(state="closed")
-    found = problem(cost_centres.set_cost_centre, **centre_fields(world, valid_from=at(0, day=1) - HOUR))
-    assert "allowed: from 2026-03-01T00:00:00+00:00 on" in found["valid_from"]
-    cost_centres.set_cost_centre(**centre_fields(world, valid_from=at(0, day=1)))
-
-
-def test_finance_can_still_name_the_cost_centre_of_a_removed_pool_or_project_that_has_none(
-    world: World,
-) -> None:
-    Pool.with_removed.filter(pk=world.static.pk).update(removed_at=world.now)
-    Team.with_removed.filter(pk=world.vision.team.pk).update(removed_at=world.now)
-
-    def names(viewer: User) -> set[str]:
-        return {payer.name for payer in reads.cost_centre_payers(viewer)}
-
-    unmapped = {world.static.name, world.vision.project.name}
-    assert unmapped <= names(world.finance)
-    assert not unmapped & names(world.operator)
-    for payer in ({"pool": world.static}, {"pool": None, "project": world.vision.project}):
-        cost_centres.set_cost_centre(**centre_fields(world, **payer))
-    assert not unmapped & names(world.finance)
 
 
 # -- the payer of idle time ---------------------------------------------------------------------------------

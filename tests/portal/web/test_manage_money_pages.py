@@ -102,7 +102,7 @@ def test_only_finance_closes_a_month_or_sets_a_price(world: World, charged: Work
     assert not Statement.objects.filter(state="closed").exists()
 
 
-def test_a_price_a_budget_and_a_cost_centre_are_set_for_the_future(world: World, charged: Workload) -> None:
+def test_a_price_and_a_budget_are_set_for_the_future(world: World, charged: Workload) -> None:
     client = signed_in(world.finance)
     price = {
         "pool": "",
@@ -129,13 +129,6 @@ def test_a_price_a_budget_and_a_cost_centre_are_set_for_the_future(world: World,
         == 302
     )
     assert Budget.objects.get().measure == "gpu_hours"
-    centre = {
-        "verb": "cost_centre",
-        "payer": f"project:{world.vision.project.pk}",
-        "code": "CC-9",
-        "valid_from": "2126-01-01T00:00",
-    }
-    assert client.post(reverse("budgets"), centre).status_code == 302
 
 
 def test_finance_sets_a_refund_limit_on_the_rate_card(world: World, charged: Workload) -> None:
@@ -152,17 +145,6 @@ def test_finance_sets_a_refund_limit_on_the_rate_card(world: World, charged: Wor
     page = client.get(reverse("rate-card")).content.decode()
     assert "at most the last 60 minutes" in page and "at most the last 30 minutes from" in page
     assert signed_in(world.operator).post(reverse("rate-card"), limit).status_code == 403
-
-
-def test_finance_names_who_pays_for_the_unused_time_of_a_dedicated_pool(
-    world: World, charged: Workload
-) -> None:
-    client = signed_in(world.finance)
-    centre = {"verb": "cost_centre", "code": "CC-77", "valid_from": "2126-01-01T00:00"}
-    assert client.post(reverse("budgets"), centre | {"payer": "pool:shared"}).status_code == 400
-    assert client.post(reverse("budgets"), centre | {"payer": "pool:vision-only"}).status_code == 302
-    page = client.get(reverse("budgets")).content.decode()
-    assert "CC-77" in page and "dedicated pool, unused" in page
 
 
 def test_the_unused_time_of_a_dedicated_pool_has_its_own_words(world: World, charged: Workload) -> None:
@@ -361,7 +343,7 @@ def test_only_finance_and_auditors_see_budgets_of_cost_centres(world: World) -> 
 
 def test_finance_sets_the_budget_of_a_cost_centre_for_a_quarter(world: World) -> None:
     now = timezone.now()
-    CostCentre.objects.create(project=world.vision.project, code="CC-88", valid_from=now, created_at=now)
+    CostCentre.objects.create(code="CC-88", created_at=now)
     form = {
         "verb": "budget",
         "cost_centre": "CC-88",

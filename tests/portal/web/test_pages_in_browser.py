@@ -98,7 +98,10 @@ def test_no_table_or_choice_is_cut_off_on_a_phone(world: World, live_server: Any
     User.objects.filter(pk=world.operator.pk).update(finance=True)
     page = sign_in(browser, live_server, world.operator.username)
     page.set_viewport_size({"width": 360, "height": 640})
-    pages = [reverse(name) for name in ("approvals", "health-rules", "fleet", "queue", "calendar", "budgets")]
+    pages = [
+        reverse(name)
+        for name in ("approvals", "health-rules", "fleet", "queue", "calendar", "budgets", "cost-centres")
+    ]
     january = f"{reverse('chargeback')}?month=2026-01"
     job = Workload.objects.get()
     idle = reverse("idle-payer", args=["2026-01"])

@@ -27,6 +27,7 @@ from scheduler.cycle.recording import CycleRecorder
 from scheduler.models import Gpu, Recording, Reservation, Run, Series, Workload
 from scheduler.runs import logs
 from tests.portal.charged_january import charge_of
+from tests.telemetry.rows import cost_centre, directory
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -126,6 +127,10 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "charge-line": ("GET", (200, 404, 200, 404, 404, 404, 200, 200)),
     "rate-card": ("GET", ALL),
     "budgets": ("GET", ALL),
+    "cost-centres": ("GET", ALL),
+    "cost-centre": ("GET", TEAM),
+    "cost-centre-split": ("GET", FINANCE),
+    "cost-centre-import": ("GET", FINANCE),
     "month-close": ("GET", (403, 403, 403, 403, 403, 403, 200, 200)),
     "export": ("GET", (404,) * 8),  # the address lacks the kind of the export
     "idle-payer": ("GET", (403, 403, 403, 403, 403, 403, 200, 200)),
@@ -160,6 +165,8 @@ class SampleObjects:
 
     def __init__(self, world: World) -> None:
         start = world.now + timedelta(days=365)
+        directory("CC-1", since=world.now)
+        cost_centre(world.vision, "CC-1", world.now)
         given: dict[str, Any] = {
             "actor": world.vision.member,
             "project": world.vision.project,
@@ -228,6 +235,7 @@ class SampleObjects:
             "idle-payer": [f"{timezone.now():%Y-%m}"],
             "cost-centre-statement": ["2199-01/CC-9/1"],
             "charge-line": [self.charge.pk],
+            "cost-centre": ["CC-1"],
             "team": ["vision"],
             "quota-change": ["vision"],
             "budget-request": ["vision"],

@@ -35,6 +35,7 @@ PAGES: dict[str, dict[str, str]] = {
     "job-submit": {},
     "search": {"q": "work"},
     "volumes": {},
+    "cost-centres": {},
 }
 PAGES_OF_ONE = {"job": {"tab": "log"}, "why": {}}
 

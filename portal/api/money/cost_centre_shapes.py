@@ -1,0 +1,114 @@
+"""Define the serializers of cost centres and of their shares."""
+
+from __future__ import annotations
+
+from rest_framework import serializers
+
+from portal.api.base.fields import ResponseSerializer, slug_field
+from portal.api.base.serializers import StrictSerializer
+from portal.services.money.cost_centres.directory import (
+    MAX_ADDRESS_LENGTH,
+    MAX_NAME_LENGTH,
+    MAX_PURCHASE_ORDER_LENGTH,
+)
+from portal.services.money.cost_centres.imports import LINE_STATES, MAX_CHARACTERS
+from telemetry.models import CostCentreShare
+
+PERCENT_HELP = "more than 0, up to 100, with at most two decimals"
+
+
+class CostCentreShape(ResponseSerializer):
+    code = serializers.CharField()
+    name = serializers.CharField(allow_blank=True)
+    postal_address = serializers.CharField(allow_blank=True)
+    purchase_order = serializers.CharField(allow_blank=True, help_text="reference that statements show")
+    retired_from = serializers.DateTimeField(allow_null=True, help_text="it pays until this time")
+
+
+class CostCentreWish(StrictSerializer):
+    code = serializers.CharField(max_length=40)
+    name = serializers.CharField(max_length=MAX_NAME_LENGTH, required=False, allow_blank=True)
+    postal_address = serializers.CharField(max_length=MAX_ADDRESS_LENGTH, required=False, allow_blank=True)
+    purchase_order = serializers.CharField(
+        max_length=MAX_PURCHASE_ORDER_LENGTH, required=False, allow_blank=True
+    )
+
+
+class CostCentreChange(StrictSerializer):
+    name = serializers.CharField(max_length=MAX_NAME_LENGTH, required=False, allow_blank=True)
+    postal_address = serializers.CharField(max_length=MAX_ADDRESS_LENGTH, required=False, allow_blank=True)
+    purchase_order = serializers.CharField(
+        max_length=MAX_PURCHASE_ORDER_LENGTH, required=False, allow_blank=True
+    )
+
+
+class CostCentreRetirement(StrictSerializer):
+    retired_from = serializers.DateTimeField(allow_null=True, help_text="null takes the retirement back")
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True)
+
+
+class CostCentreShareShape(ResponseSerializer):
+    project = serializers.SerializerMethodField(help_text="team/project; null for a dedicated pool")
+    pool = serializers.CharField(
+        source="pool.slug",
+        allow_null=True,
+        default=None,
+        help_text="dedicated pool whose unused time it pays",
+    )
+    code = serializers.CharField()
+    percent = serializers.DecimalField(max_digits=5, decimal_places=2)
+    valid_from = serializers.DateTimeField()
+    created_at = serializers.DateTimeField(help_text="of shares with one valid_from, the newest count")
+
+    def get_project(self, share: CostCentreShare) -> str | None:
+        """Return the project as ``team/project``."""
+        project = share.project
+        return f"{project.team.slug}/{project.slug}" if project else None
+
+
+class GivenShare(StrictSerializer):
+    code = serializers.CharField(max_length=40)
+    percent = serializers.CharField(max_length=20, help_text=PERCENT_HELP)
+
+
+class SplitWish(StrictSerializer):
+    project = slug_field(required=False, allow_null=True)
+    pool = slug_field(required=False, allow_null=True)
+    shares = GivenShare(many=True, help_text="they sum to exactly 100 %")
+    valid_from = serializers.DateTimeField(help_text="may be past, in a month that is not closed")
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True)
+
+
+class MovedAmountShape(ResponseSerializer):
+    code = serializers.CharField(allow_blank=True, help_text="empty: time without a cost centre")
+    before = serializers.DecimalField(max_digits=14, decimal_places=2)
+    after = serializers.DecimalField(max_digits=14, decimal_places=2)
+    moved = serializers.DecimalField(max_digits=14, decimal_places=2, help_text="after minus before")
+
+
+class SplitPreviewShape(ResponseSerializer):
+    amounts = MovedAmountShape(many=True, help_text="charged amounts that the split moves")
+
+
+class ImportPreviewWish(StrictSerializer):
+    csv = serializers.CharField(max_length=MAX_CHARACTERS, trim_whitespace=False)
+
+
+class ImportWish(StrictSerializer):
+    csv = serializers.CharField(max_length=MAX_CHARACTERS, trim_whitespace=False)
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True)
+
+
+class ImportedLineShape(ResponseSerializer):
+    number = serializers.IntegerField(help_text="line of the file; the header is line 1")
+    subject = serializers.CharField()
+    state = serializers.ChoiceField(choices=list(LINE_STATES))
+    problems = serializers.ListField(child=serializers.CharField())
+
+
+class ImportReportShape(ResponseSerializer):
+    lines = ImportedLineShape(many=True)
+    new = serializers.IntegerField()
+    changed = serializers.IntegerField()
+    unchanged = serializers.IntegerField()
+    wrong = serializers.IntegerField(help_text="if there is one, nothing is written")

@@ -1,0 +1,1 @@
+"""Maintain the directory of cost centres, and the splits of projects and dedicated pools."""
