@@ -392,7 +392,8 @@ reversal_differences AS (
             line.allocation_id, line.reservation_id, line.workload_id, line.team_id, line.project_id,
                 line.user_id,
             line.team_name, line.project_name, line.user_name, line.workload_name, line.workload_type,
-            line.cost_centre, line.share_percent, line.price_id, line.priority_factor_id, line.type_factor_id, line.cost,
+            line.cost_centre, line.share_percent, line.price_id, line.priority_factor_id,
+            line.type_factor_id, line.cost,
             line.charged, line.simulated)
         IS DISTINCT FROM
             (original.pool_id, original.bucket, original.start, original."end", -original.slots,
@@ -400,7 +401,8 @@ reversal_differences AS (
                 original.reservation_id,
             original.workload_id, original.team_id, original.project_id, original.user_id, original.team_name,
             original.project_name, original.user_name, original.workload_name, original.workload_type,
-            original.cost_centre, original.share_percent, original.price_id, original.priority_factor_id, original.type_factor_id,
+            original.cost_centre, original.share_percent, original.price_id,
+            original.priority_factor_id, original.type_factor_id,
             -original.cost, -original.charged, original.simulated))
 ),
 form_differences AS (
