@@ -113,7 +113,7 @@ def test_the_api_rehearses_and_proposes_a_close(world: World, charged: Workload)
     client = client_of(world.finance)
     found = client.get(f"/api/v1/statements/{MONTH}/checks/", {"audit": "true"}).json()
     assert (found["over"], found["audited"], found["closed"], found["proposal"]) == (True, True, False, None)
-    assert {"cost_centre": "CC-vision", "total": "100.00"} in found["statements"]
+    assert {"cost_centre": "CC-vision", "currency": "EUR", "total": "100.00"} in found["statements"]
     made = client.post(f"/api/v1/statements/{MONTH}/propose/", {}, "application/json")
     assert made.status_code == 201 and made.json()["proposed_by"] == world.finance.username
     again = client.get(f"/api/v1/statements/{MONTH}/checks/").json()
