@@ -57,7 +57,7 @@ def month_documents(
         return []
     if state.is_closed:
         found = CostCentreStatement.objects.filter(statement=state.statement).order_by("number")
-        found = found.select_related("statement__closed_by")
+        found = found.select_related("statement__closed_by", "statement__proposed_by")
         return list(found if code is None else found.filter(cost_centre=code))
     return [
         CostCentreStatement(
