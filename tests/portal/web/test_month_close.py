@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_a_rehearsal_runs_every_check_with_the_audit_and_changes_nothing(
     without, audited = close_page(world.finance), close_page(world.finance, rehearse="1")
     assert "every line agrees with the facts" not in without
     assert "every line agrees with the facts" in audited
-    assert "12 of 12 pass" in audited
+    assert re.search(r"(\d+) of \1 pass", audited)
     assert Statement.objects.get(month=JANUARY).state == "open"
     assert not CostCentreStatement.objects.exists()
 
