@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 ENVIRONMENTS = ("demo", "production", "test")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LINE_LENGTHS = ("hour", "day")
 LOG_FORMATS = ("text", "json")
 DATABASE_SCHEMES = ("postgres", "postgresql")
 EMAIL_SCHEMES = ("smtp", "smtps", "smtp+tls", "smtp+ssl", "consolemail")
@@ -75,6 +76,7 @@ class EnvironmentSettings:
     email: Mapping[str, Any]
     mail_from: str
     statement_key: str
+    line_length: str
 
     @property
     def secure(self) -> bool:
@@ -130,6 +132,9 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
         email=_email(variables),
         mail_from=_mail_from(variables),
         statement_key=_absolute_path(variables, "GPUPOOL_STATEMENT_KEY"),
+        line_length=_choice(
+            variables, "GPUPOOL_LINE_LENGTH", "day" if environment == "production" else "hour", LINE_LENGTHS
+        ),
     )
 
 

@@ -34,6 +34,7 @@ GPUPOOL_NOTICE_DAYS = ENVIRONMENT.notice_days
 GPUPOOL_HEALTH_EVENT_DAYS = ENVIRONMENT.health_event_days
 GPUPOOL_LOG_DAYS = ENVIRONMENT.log_days
 GPUPOOL_STATEMENT_KEY = ENVIRONMENT.statement_key
+GPUPOOL_LINE_LENGTH = ENVIRONMENT.line_length
 REDIS_URL = ENVIRONMENT.redis_url
 # Path of the Celery application. Lower packages send tasks to it, but may not import config.
 GPUPOOL_TASK_QUEUE = "config.celery.app"

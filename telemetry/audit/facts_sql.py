@@ -84,14 +84,21 @@ holds AS MATERIALIZED (
       AND allocation.slots && int8range(%(low_gpu)s * 840, (%(high_gpu)s + 1) * 840)
       AND allocation.period && tstzrange(%(first)s, %(end)s)
 ),
-held AS MATERIALIZED (
-    SELECT holds.gpu, day, part.bucket, allocation, reservation, first_slot, last_slot,
-        greatest(part.s, low) AS s, least(part.e, high) AS e
-    FROM holds
-    CROSS JOIN LATERAL (VALUES ('used', s, least(e, lost_from)), (lost_bucket, lost_from,
+hold_parts AS MATERIALIZED (
+    SELECT gpu, part.bucket, allocation, reservation, first_slot, last_slot, part.s, part.e
+    FROM holds CROSS JOIN LATERAL (VALUES ('used', s, least(e, lost_from)), (lost_bucket, lost_from,
         e)) AS part (bucket, s, e)
-    JOIN days ON days.gpu = holds.gpu AND part.s < high AND part.e > low AND low < high
     WHERE part.s < part.e
+),
+-- The days that each part touches. Materialised: a join of parts and days by the GPU alone is far larger.
+hold_days AS MATERIALIZED (
+    SELECT gpu, day, bucket, allocation, reservation, first_slot, last_slot, s, e
+    FROM hold_parts JOIN calendar ON s < day_high AND e > day_low
+),
+held AS MATERIALIZED (
+    SELECT gpu, day, bucket, allocation, reservation, first_slot, last_slot, greatest(s, low) AS s,
+        least(e, high) AS e
+    FROM hold_days JOIN days USING (gpu, day) WHERE s < high AND e > low AND low < high
 ),
 bound AS MATERIALIZED (
     SELECT days.gpu, day, reservation_id AS reservation, lower(slots) AS first_slot,

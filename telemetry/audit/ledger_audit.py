@@ -19,8 +19,8 @@ from django.db import connection, transaction
 from telemetry.audit.calendar_sql import MONTH_BOUNDS_SQL
 from telemetry.audit.ledger_sql import AUDIT_SQL, FIRST_DAY_SQL, LATER_LINES_SQL
 
-# Enough for 16 million lines a month in 20 statements. The rows of one statement stay in memory.
-GPUS_PER_STATEMENT = 500
+# The rows of one statement stay in memory. Each statement reads all runs and workloads once.
+GPUS_PER_STATEMENT = 1_000
 # Common table expressions have no statistics. Without nested loops, a wrong estimate costs little.
 PLANNER_SETTINGS = {"enable_nestloop": "off", "work_mem": "256MB", "jit": "off"}
 # The rules for lost work. Charging has its own copies, and a test compares them.

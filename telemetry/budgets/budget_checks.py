@@ -17,6 +17,7 @@ from django.db.models import Q
 
 from scheduler.models import BudgetGate, Project, Team
 from scheduler.services.budget_gates import close_budget_gate, open_budget_gate, stop_running_work
+from telemetry.budgets.accruals import uncharged_spend
 from telemetry.budgets.budget_forecasts import refresh_budget_forecasts
 from telemetry.budgets.budget_periods import next_period, period_end, period_of
 from telemetry.budgets.spending import period_spend, scope_of
@@ -34,15 +35,20 @@ GateKey = tuple[int | None, int | None, str]  # team id, project id, action of t
 def check_budgets(now: datetime) -> int:
     """Check every budget whose period contains ``now``. Return the number of new alerts.
 
-    Records an alert for each threshold that was passed. Closes the gates of exhausted budgets, and opens all
+    Spending includes the time since the last charge lines. Records an alert for each threshold that was
+    passed. Closes the gates of exhausted budgets, and opens all
     other gates. Stops the running work of exhausted budgets with the action STOP_RUNNING.
     """
     budgets = list(current_budgets(now))
     forecasts = refresh_budget_forecasts(budgets, now)
+    scopes = {scope_of(budget) for budget in budgets}
+    uncharged = {
+        measure: uncharged_spend(scopes, measure, now) for measure in {row.measure for row in budgets}
+    }
     alerts = 0
     exhausted: list[tuple[Budget, Decimal]] = []
     for budget in budgets:
-        spent = budget_spend(budget)
+        spent = budget_spend(budget) + uncharged[budget.measure][scope_of(budget)]
         alerts += _record_alerts(budget, spent, forecasts.get(budget.pk), now)
         if budget.action != BudgetAction.NOTIFY and spent >= budget.amount:
             exhausted.append((budget, spent))

@@ -9,9 +9,10 @@ purpose, ``value_between`` counts all values from the same time and returns thei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from decimal import ROUND_DOWN, ROUND_HALF_EVEN, Context, Decimal
+from decimal import ROUND_HALF_EVEN, Context, Decimal
 
 CENT = Decimal("0.01")
 MICRO = Decimal("0.000001")
@@ -65,17 +66,26 @@ def split_amount(total: Decimal, weights: Sequence[int | Decimal], step: Decimal
     steps = _EXACT.divide(abs(total), step)
     if steps != steps.to_integral_value():
         raise ValueError(f"total: {total} is no multiple of {step}")
-    whole = sum((Decimal(weight) for weight in weights), ZERO)
+    numbers = _as_integers(weights)
+    whole = sum(numbers)
     if whole == 0:
         return [total, *[ZERO] * (len(weights) - 1)]
-    shares = [_EXACT.divide(_EXACT.multiply(steps, Decimal(weight)), whole) for weight in weights]
-    parts = [share.to_integral_value(rounding=ROUND_DOWN) for share in shares]
-    left = int(steps - sum(parts, ZERO))
-    by_remainder = sorted(range(len(parts)), key=lambda index: (parts[index] - shares[index], index))
-    for index in by_remainder[:left]:
+    divided = [divmod(int(steps) * number, whole) for number in numbers]
+    parts = [part for part, _ in divided]
+    by_remainder = sorted(range(len(parts)), key=lambda index: (-divided[index][1], index))
+    for index in by_remainder[: int(steps) - sum(parts)]:
         parts[index] += 1
     sign = -1 if total < 0 else 1
     return [sign * part * step for part in parts]
+
+
+def _as_integers(weights: Sequence[int | Decimal]) -> list[int]:
+    """Return integers in the same proportions as ``weights``."""
+    if all(isinstance(weight, int) for weight in weights):
+        return [int(weight) for weight in weights]
+    ratios = [weight.as_integer_ratio() for weight in weights]
+    common = math.lcm(*(denominator for _, denominator in ratios))
+    return [numerator * (common // denominator) for numerator, denominator in ratios]
 
 
 def round_parts(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from typing import Generic, TypeVar
 
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from telemetry.core.amounts import MICRO, ZERO, split_amount, value_between
@@ -32,6 +33,8 @@ from telemetry.core.charge_model import (
     WorkFactor,
     floor_to_second,
 )
+
+Span = TypeVar("Span", GpuHold, ReservedSlots)
 
 
 def lost_time(
@@ -78,8 +81,10 @@ def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[Char
     hard = set(_price_and_day_cuts(gpu, start, end))
     done: list[ChargePiece] = []
     open_: dict[ChargeKey, ChargePiece] = {}
+    holds = _InForce(gpu.holds)
+    bounds = _InForce(gpu.bounds)
     for low, high in zip(cuts, cuts[1:], strict=False):
-        slots = _slots_by_charge_key(gpu, low)
+        slots = _slots_by_charge_key(gpu, holds.at(low), bounds.at(low), low)
         rate = _rate_at(gpu.rates, low)
         factors = _factors_at(gpu.holds, low)
         going: dict[ChargeKey, ChargePiece] = {}
@@ -254,14 +259,27 @@ def _condition_at(changes: Sequence[GpuConditionChange], moment: datetime) -> Gp
     return found
 
 
-def _includes(start: datetime, end: datetime | None, moment: datetime) -> bool:
-    return start <= moment and (end is None or moment < end)
+class _InForce(Generic[Span]):
+    """Finds the holds or the reserved slots in force at times that never go back."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._later: list[Span] = sorted(spans, key=lambda span: span.start, reverse=True)
+        self._now: list[Span] = []
+
+    def at(self, moment: datetime) -> list[Span]:
+        while self._later and self._later[-1].start <= moment:
+            self._now.append(self._later.pop())
+        self._now = [span for span in self._now if span.end is None or moment < span.end]
+        return self._now
 
 
-def _slots_by_charge_key(gpu: GpuTimeline, moment: datetime) -> dict[ChargeKey, int]:
-    """Return the number of slots per charge key at ``moment``. The numbers sum to SLOTS_PER_GPU."""
-    holds = [h for h in gpu.holds if _includes(h.start, h.end, moment)]
-    bounds = [b for b in gpu.bounds if _includes(b.start, b.end, moment)]
+def _slots_by_charge_key(
+    gpu: GpuTimeline, holds: Sequence[GpuHold], bounds: Sequence[ReservedSlots], moment: datetime
+) -> dict[ChargeKey, int]:
+    """Return the number of slots per charge key at ``moment``. The numbers sum to SLOTS_PER_GPU.
+
+    ``holds`` and ``bounds`` are those in force at ``moment``.
+    """
     condition = _condition_at(gpu.changes, moment)
     spans = [*((h.low, h.high) for h in holds), *((b.low, b.high) for b in bounds)]
     edges = sorted({0, SLOTS_PER_GPU, *(edge for span in spans for edge in span)})

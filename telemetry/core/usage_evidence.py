@@ -37,6 +37,7 @@ class MeasuredUse:
     covered: float
 
 
+NOT_MEASURED = MeasuredUse(None, 0.0)
 UsageByBucket = Mapping[int, HeldUsage]  # by start of the bucket, in seconds since the epoch
 
 

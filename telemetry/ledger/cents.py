@@ -98,17 +98,18 @@ FROM divided WHERE cell.id = divided.id
     IS DISTINCT FROM (divided.cost_cents, divided.charged_cents, divided.used_cents, divided.idle_cents,
         %(decimals)s, %(decimals)s)"""
 
+# The sums are materialised: without statistics of the tables, they could be computed anew for each line.
 _SUM_OF_CELLS = """
-UPDATE telemetry_statementline line
-SET due = false, used_cents = cells.used_cents, idle_cents = cells.idle_cents,
-    covered_slot_seconds = cells.covered, used_slot_seconds = cells.used
-FROM (
+WITH cells AS MATERIALIZED (
     SELECT cell.line_id, sum(cell.used_cents) AS used_cents, sum(cell.idle_cents) AS idle_cents,
         sum(cell.covered_slot_seconds) AS covered, sum(cell.used_slot_seconds) AS used
     FROM telemetry_chargecell cell JOIN telemetry_statementline due ON due.id = cell.line_id
     WHERE due.statement_id = %(statement)s AND due.currency = %(currency)s AND due.due
-    GROUP BY cell.line_id) cells
-WHERE line.id = cells.line_id"""
+    GROUP BY cell.line_id)
+UPDATE telemetry_statementline line
+SET due = false, used_cents = cells.used_cents, idle_cents = cells.idle_cents,
+    covered_slot_seconds = cells.covered, used_slot_seconds = cells.used
+FROM cells WHERE line.id = cells.line_id"""
 
 
 # The lines whose cents differ from the cents of their cells.

@@ -55,8 +55,10 @@ SELECT line.id, line.statement_id, c.user_id, c.workload_id, c.day, max(c.user_n
 FROM charges c JOIN telemetry_statementline line ON line.statement_id = c.statement_id
     AND line.pool_id = c.pool_id AND line.cost_centre = c.cost_centre AND line.workload_type = c.workload_type
     AND line.model = c.model AND line.bucket = c.bucket AND NOT line.idle_share
-    AND line.team_id IS NOT DISTINCT FROM c.team_id AND line.project_id IS NOT DISTINCT FROM c.project_id
-    AND line.corrected_month IS NOT DISTINCT FROM c.corrected_month
+    -- Unlike IS NOT DISTINCT FROM, these can be hashed.
+    AND coalesce(line.team_id, 0) = coalesce(c.team_id, 0)
+    AND coalesce(line.project_id, 0) = coalesce(c.project_id, 0)
+    AND coalesce(line.corrected_month, '-infinity') = coalesce(c.corrected_month, '-infinity')
 GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 3, 4, 5
 ON CONFLICT (line_id, user_id, workload_id, day) DO UPDATE SET
     slot_seconds = cell.slot_seconds + EXCLUDED.slot_seconds,
@@ -104,7 +106,10 @@ UPDATE telemetry_statementline SET due = true WHERE NOT due AND id IN (SELECT li
 
 # Both sides of a comparison with opposite signs: a group whose sums are not zero differs.
 _DIFFERENCES = f"""
-WITH charges AS ({_CHARGES} WHERE c.month = %(month)s),
+WITH charges AS MATERIALIZED (
+    SELECT pool_id, cost_centre, team_id, project_id, workload_type, model, bucket, corrected_month, user_id,
+        workload_id, day, sum(slot_seconds) AS slot_seconds, sum(cost) AS cost, sum(charged) AS charged
+    FROM ({_CHARGES} WHERE c.month = %(month)s) AS each GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11),
 lines AS (
     SELECT l.* FROM telemetry_statementline l JOIN telemetry_statement s ON s.id = l.statement_id
     WHERE s.month = %(month)s AND NOT l.idle_share),

@@ -46,7 +46,12 @@ class Charge(models.Model):
     renaming a team does not change earlier lines.
     """
 
-    pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")
+    # Each foreign key of the database costs a check for each line, and each index an entry. The allocation,
+    # the reservation and the GPU have foreign keys. These rows keep their pool, workload, project, team and
+    # person from being deleted (docs/decisions/0019).
+    pool = models.ForeignKey(
+        Pool, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
+    )
     month = models.DateField(help_text="first day of the month of its statement")
     bucket = models.CharField(max_length=16, choices=ChargeBucketChoices.choices)
     day = models.DateField(help_text="billing day of ``start``; its month is the month of the time")
@@ -54,14 +59,26 @@ class Charge(models.Model):
     end = models.DateTimeField()
     slots = models.IntegerField(help_text="840 is one GPU; negative in a reversal")
     slot_seconds = models.BigIntegerField(help_text="slots x whole seconds; negative in a reversal")
-    gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="+")
+    gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="+", db_index=False)
     model = models.CharField(max_length=60)
-    allocation = models.ForeignKey(Allocation, null=True, on_delete=models.PROTECT, related_name="charges")
-    reservation = models.ForeignKey(Reservation, null=True, on_delete=models.PROTECT, related_name="charges")
-    workload = models.ForeignKey(Workload, null=True, on_delete=models.PROTECT, related_name="charges")
-    team = models.ForeignKey(Team, null=True, on_delete=models.PROTECT, related_name="+")
-    project = models.ForeignKey(Project, null=True, on_delete=models.PROTECT, related_name="+")
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+")
+    allocation = models.ForeignKey(
+        Allocation, null=True, on_delete=models.PROTECT, related_name="charges", db_index=False
+    )
+    reservation = models.ForeignKey(
+        Reservation, null=True, on_delete=models.PROTECT, related_name="charges", db_index=False
+    )
+    workload = models.ForeignKey(
+        Workload, null=True, on_delete=models.PROTECT, related_name="charges", db_constraint=False
+    )
+    team = models.ForeignKey(
+        Team, null=True, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
+    )
+    project = models.ForeignKey(
+        Project, null=True, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
+    )
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+", db_constraint=False
+    )
     team_name = models.CharField(max_length=80, default="")
     project_name = models.CharField(max_length=80, default="")
     user_name = models.CharField(max_length=150, default="")
@@ -74,7 +91,7 @@ class Charge(models.Model):
         default=Decimal(100),
         help_text="share of the time that its cost centre pays",
     )
-    price = models.ForeignKey(Price, null=True, on_delete=models.PROTECT, related_name="+")
+    price = models.ForeignKey(Price, null=True, on_delete=models.PROTECT, related_name="+", db_index=False)
     priority_factor = models.ForeignKey(
         PriceFactor,
         null=True,
@@ -129,6 +146,11 @@ class Charge(models.Model):
             models.Index(fields=["gpu", "start"]),
             models.Index(fields=["team", "start"]),
             models.Index(fields=["allocation"]),
+            models.Index(
+                fields=["reservation"],
+                condition=Q(reservation__isnull=False),
+                name="charges_of_a_reservation",
+            ),
             models.Index(fields=["month"], condition=UNMAPPED_LINE, name="charges_without_cost_centre"),
             models.Index(fields=["month"], condition=Q(corrects__isnull=False), name="correcting_charges"),
             models.Index(fields=["month"], condition=Q(simulated=True), name="simulated_charges"),

@@ -187,11 +187,21 @@ class ChargeCell(LedgerSums):
     """
 
     line = models.ForeignKey(StatementLine, on_delete=models.CASCADE, related_name="cells", db_index=False)
-    statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="+", db_index=False)
-    user = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, on_delete=models.PROTECT, related_name="+", db_index=False
+    # The line has a foreign key to the statement, and allocations to the workload and its owner.
+    statement = models.ForeignKey(
+        Statement, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
     )
-    workload = models.ForeignKey(Workload, null=True, on_delete=models.PROTECT, related_name="charge_cells")
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        null=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        db_constraint=False,
+        db_index=False,
+    )
+    workload = models.ForeignKey(
+        Workload, null=True, on_delete=models.PROTECT, related_name="charge_cells", db_constraint=False
+    )
     day = models.DateField()
     user_name = models.CharField(max_length=150, default="", help_text="name when first charged")
     workload_name = models.CharField(max_length=80, default="", help_text="name when first charged")

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 
-from scheduler.models import Allocation, Project, Reservation, Team
+from scheduler.models import Team
 from telemetry.core.charge_model import ChargePiece
 from telemetry.core.charge_pieces import charge_pieces, price_pieces
 from telemetry.core.cost_shares import UNMAPPED, SplitPart, split_parts
 from telemetry.cost_centres.splits import Payer, load_splits
+from telemetry.ledger.charge_owners import ChargeOwner, load_allocation_owners, load_reservation_owners
 from telemetry.ledger.locks import lock_ledger
+from telemetry.ledger.row_copy import copy_new_rows
 from telemetry.ledger.sums import add_to_sums
 from telemetry.models import Charge, ChargeBucketChoices, Statement, StatementState
 from telemetry.money.billing_months import billing_calendar
@@ -56,7 +58,8 @@ def insert_charges(rows: Sequence[Charge], now: datetime) -> list[Charge]:
     if not rows:
         return []
     lock_ledger()
-    made = Charge.objects.bulk_create(rows, batch_size=2000)
+    made = list(rows)
+    copy_new_rows(made)
     write_evidence([row for row in made if not row.reversal], now)
     write_reversed_evidence([row.corrects_id for row in made if row.reversal and row.corrects_id], now)
     add_to_sums([row.pk for row in made])
@@ -121,24 +124,11 @@ class _ChargeNames:
     """The projects, owners, names and splits of many drafts, loaded with a fixed number of queries."""
 
     def __init__(self, lines: Sequence[ChargeDraft]) -> None:
-        allocations = {line.piece.owner.allocation for line in lines} - {0}
-        self.allocations = {
-            row.pk: row
-            for row in Allocation.objects.filter(pk__in=allocations).select_related(
-                "workload__owner", "project__team"
-            )
-        }
-        reservations = {line.piece.owner.reservation for line in lines} - {0}
-        self.reservations = {
-            row.pk: row
-            for row in Reservation.objects.filter(pk__in=reservations).select_related(
-                "owner", "project__team"
-            )
-        }
+        self.allocations = load_allocation_owners({line.piece.owner.allocation for line in lines} - {0})
+        self.reservations = load_reservation_owners({line.piece.owner.reservation for line in lines} - {0})
         teams = {line.gpu.team for line in lines if line.gpu.team is not None}
         self.teams = Team.with_removed.in_bulk(teams)
-        projects = {allocation.project_id for allocation in self.allocations.values()}
-        projects |= {reservation.project_id for reservation in self.reservations.values()}
+        projects = {each.project for each in (*self.allocations.values(), *self.reservations.values())}
         pools = {line.gpu.pool for line in lines if line.gpu.team is not None}
         self.splits = load_splits(projects, pools)
 
@@ -146,42 +136,31 @@ class _ChargeNames:
         """Return the parts of a draft that its cost centres pay, by the split in force at its start."""
         piece = line.piece
         split = UNMAPPED
-        project = self._project_of(line)
-        if project is not None:
-            split = self.splits.at(Payer(project=project.pk), piece.start)
+        owner = self._owner_of(line)
+        if owner is not None:
+            split = self.splits.at(Payer(project=owner.project), piece.start)
         elif _is_dedicated_unused(line):
             split = self.splits.at(Payer(pool=line.gpu.pool), piece.start)
         return split_parts(piece.slot_seconds, piece.cost, piece.charged, split)
 
-    def _project_of(self, line: ChargeDraft) -> Project | None:
-        """Return the project that holds or has reserved the slots of a draft; None if there is none."""
-        owner = line.piece.owner
-        if owner.allocation:
-            return self.allocations[owner.allocation].project
-        return self.reservations[owner.reservation].project if owner.reservation else None
+    def _owner_of(self, line: ChargeDraft) -> ChargeOwner | None:
+        """Return the owner who holds or has reserved the slots of a draft; None if there is none."""
+        key = line.piece.owner
+        return self.allocations.get(key.allocation) or self.reservations.get(key.reservation)
 
     def fill_in(self, row: Charge, line: ChargeDraft) -> None:
         """Set the holder, project, team and user of a row, and their names."""
-        owner = line.piece.owner
-        if owner.allocation:
-            allocation = self.allocations[owner.allocation]
-            workload = allocation.workload
-            row.allocation, row.workload, row.user = allocation, workload, workload.owner
-            row.workload_name, row.workload_type = workload.name, workload.type
-            row.simulated = workload.simulated
-        if owner.reservation:
-            row.reservation = self.reservations[owner.reservation]
-            if not owner.allocation:
-                row.user = row.reservation.owner
-        project = self._project_of(line)
-        if project is not None:
-            row.project, row.project_name = project, project.name
-            row.team, row.team_name = project.team, project.team.name
+        key = line.piece.owner
+        row.allocation_id, row.reservation_id = key.allocation or None, key.reservation or None
+        owner = self._owner_of(line)
+        if owner is not None:
+            row.workload_id, row.workload_name = owner.workload, owner.workload_name
+            row.workload_type, row.simulated = owner.workload_type, owner.simulated
+            row.project_id, row.project_name = owner.project, owner.project_name
+            row.team_id, row.team_name = owner.team, owner.team_name
+            row.user_id, row.user_name = owner.user, owner.user_name
         elif _is_dedicated_unused(line):
-            row.team = self.teams[line.gpu.team or 0]
-            row.team_name = row.team.name
-        if row.user is not None:
-            row.user_name = row.user.get_username()
+            row.team_id, row.team_name = line.gpu.team, self.teams[line.gpu.team or 0].name
 
 
 def _is_dedicated_unused(line: ChargeDraft) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import F, Q
 
@@ -25,14 +26,15 @@ from telemetry.models import (
 from telemetry.money.billing_months import billing_calendar
 from telemetry.money.charge_rows import draft_charges, write_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, last_change_in, load_charging_inputs
-from telemetry.money.settlement import settle_allocations, settle_state_changes
+from telemetry.money.settlement import settle_state_changes
+from telemetry.money.settling.ended_allocations import settle_allocations
 from telemetry.money.shared_idle import assign_due_cents
 from telemetry.money.transfers import settle_cost_centres
 from telemetry.money.usage_evidence import update_due_evidence
 
 # Time is charged only after this delay, because reports of changes may arrive late.
 REPORTING_LAG = timedelta(seconds=60)
-GPUS_PER_TRANSACTION = 200
+GPUS_PER_TRANSACTION = 500
 CATCH_UP_SPAN = timedelta(days=7)  # longest time that one round charges after an outage
 CATCH_UP_ROUNDS = 6
 # This condition excludes retired GPUs that are charged completely. Their old watermarks would otherwise limit
@@ -50,7 +52,9 @@ class ChargeRunResult:
 
 
 def charge_all_gpus(now: datetime) -> ChargeRunResult:
-    """Charge every GPU up to the last full hour, or up to its last change after that hour.
+    """Charge every GPU up to the last full hour or billing day, or up to its last change after that.
+
+    ``GPUPOOL_LINE_LENGTH`` says whether hours or days count.
 
     Also corrects earlier charges after late facts, and updates the usage evidence of lines whose rollups have
     changed. No charge ends after ``now - REPORTING_LAG``.
@@ -59,10 +63,10 @@ def charge_all_gpus(now: datetime) -> ChargeRunResult:
     limit = floor_to_second(now - REPORTING_LAG)
     _start_charging_new_gpus(limit)
     done.corrections += settle_state_changes(now)
-    hour = limit.replace(minute=0, second=0)
+    whole = _start_of_line(limit)
     for ids in _chunks(Gpu.objects.order_by("pk").values_list("pk", flat=True), GPUS_PER_TRANSACTION):
         for _ in range(CATCH_UP_ROUNDS):
-            written = _charge_forward(ids, hour, limit, now)
+            written = _charge_forward(ids, whole, limit, now)
             done.lines += written
             if not written:
                 break
@@ -106,10 +110,17 @@ def _start_charging_new_gpus(limit: datetime) -> None:
     ChargedUntil.objects.bulk_create(rows, ignore_conflicts=True, batch_size=2000)
 
 
-def _charge_forward(ids: Sequence[int], hour: datetime, limit: datetime, now: datetime) -> int:
+def _start_of_line(moment: datetime) -> datetime:
+    """Return the last full hour, or the start of the billing day: unchanged time is charged up to it."""
+    if settings.GPUPOOL_LINE_LENGTH == "day":
+        return billing_calendar().start_of_day(moment)
+    return moment.replace(minute=0, second=0)
+
+
+def _charge_forward(ids: Sequence[int], whole: datetime, limit: datetime, now: datetime) -> int:
     """Charge the GPUs from their watermarks, at most CATCH_UP_SPAN at once. Return the number of lines.
 
-    ``hour`` is the last full hour. ``limit`` is the time up to which charging is allowed.
+    ``whole`` is the last full hour or day. ``limit`` is the time up to which charging is allowed.
     """
     behind = ChargedUntil.objects.filter(_NOT_FULLY_CHARGED, gpu__in=ids, until__lt=limit)
     untils = dict(behind.values_list("gpu_id", "until"))
@@ -117,10 +128,10 @@ def _charge_forward(ids: Sequence[int], hour: datetime, limit: datetime, now: da
         return 0
     first = min(untils.values())
     limit = min(limit, first + CATCH_UP_SPAN)
-    hour = min(hour, limit)
+    whole = min(whole, limit)
     untils = {gpu: until for gpu, until in untils.items() if until < limit}
     facts = load_charging_inputs(untils.keys(), first, limit)
-    ends = {gpu: _charge_end(facts[gpu], until, hour, limit) for gpu, until in untils.items()}
+    ends = {gpu: _charge_end(facts[gpu], until, whole, limit) for gpu, until in untils.items()}
     ends = {gpu: end for gpu, end in ends.items() if end > untils[gpu]}
     if not ends:
         return 0
@@ -130,17 +141,17 @@ def _charge_forward(ids: Sequence[int], hour: datetime, limit: datetime, now: da
         return len(write_charges(lines, now))
 
 
-def _charge_end(gpu: GpuChargingInputs, until: datetime, hour: datetime, limit: datetime) -> datetime:
+def _charge_end(gpu: GpuChargingInputs, until: datetime, whole: datetime, limit: datetime) -> datetime:
     """Return the time up to which to charge a GPU whose watermark is ``until``.
 
-    The result is the last full hour, or the last change of the GPU if that is later. Full hours keep the
+    The result is ``whole``, or the last change of the GPU if that is later. Whole hours or days keep the
     number of lines low. A charge up to the last change bills ended work at once. A retired GPU is charged up
     to its retirement.
     """
     if gpu.retired_at is not None and gpu.retired_at <= limit:
         return floor_to_second(gpu.retired_at)
     boundary = last_change_in(gpu, until, limit)
-    return max(hour, floor_to_second(boundary)) if boundary else hour
+    return max(whole, floor_to_second(boundary)) if boundary else whole
 
 
 def _claim_spans(stretches: Sequence[tuple[int, datetime, datetime]]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Correct charges after late facts: host state changes and allocation ends.
+"""Correct charges after late facts: host state changes.
 
 To settle a fact means to compare it once with the ledger. Differences are corrected by reversals and new
 lines. No line is edited.
@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import F, Sum
 
-from scheduler.models import Allocation, HostStateChange, WorkloadKind
+from scheduler.models import HostStateChange
 from telemetry.core.amounts import ZERO
-from telemetry.core.charge_model import ChargeBucket, ChargeKey, ChargePiece, floor_to_second
-from telemetry.core.charge_pieces import lost_time
+from telemetry.core.charge_model import ChargeKey, ChargePiece, floor_to_second
 from telemetry.core.corrections import ChargeCorrection, LedgerLine, find_corrections
 from telemetry.models import (
     Charge,
-    ChargeBucketChoices,
     ChargedUntil,
-    SettledAllocation,
     SettledStateChange,
 )
 from telemetry.money.billing_months import billing_calendar
@@ -31,13 +27,10 @@ from telemetry.money.charge_rows import ChargeDraft, charge_rows, insert_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, load_charging_inputs
 from telemetry.money.correction_causes import (
     CorrectionCause,
-    allocation_cause,
     host_state_cause,
 )
 from telemetry.money.evidence_locks import lock_for_new_lines
-from telemetry.money.refund_limits import RefundLimits, load_refund_limits
 from telemetry.money.statements import create_missing_statements
-from telemetry.rollups.due_marks import mark_rollups_past_end
 
 SETTLEMENTS_PER_RUN = 500
 PieceKey = tuple[int, datetime, datetime, int, ChargeKey]  # GPU, start, end, slots, owner
@@ -77,82 +70,6 @@ def settle_state_changes(now: datetime) -> int:
 def _mark_settled(changes: Sequence[HostStateChange], now: datetime) -> None:
     rows = [SettledStateChange(change=change, settled_at=now) for change in changes]
     SettledStateChange.objects.bulk_create(rows, ignore_conflicts=True)
-
-
-def settle_allocations(now: datetime) -> int:
-    """Settle ended allocations. Return the number of reversed lines.
-
-    The charges of an ended allocation are compared with its final facts. Charges are wrong if work was lost,
-    or if the end became known after the charge.
-    """
-    ended = (
-        Allocation.objects.filter(settledallocation=None, period__endswith__isnull=False)
-        # An allocation may end at a fraction of a second, but charges end at whole seconds. Allow for the
-        # difference.
-        .filter(unit__gpu__charged__until__gt=F("period__endswith") - timedelta(seconds=1))
-        .select_related("run", "workload", "unit__gpu")
-        .order_by("pk")[:SETTLEMENTS_PER_RUN]
-    )
-    waiting = list(ended)
-    mark_rollups_past_end({allocation.pk: allocation.period.upper for allocation in waiting}, now)
-    written = _charged_totals([allocation.pk for allocation in waiting])
-    limits = load_refund_limits({allocation.unit.gpu.pool_id for allocation in waiting})
-    corrected = 0
-    for allocation in waiting:
-        slot_seconds, last = written.get(allocation.pk, (0, None))
-        lost = _lost_time_of(allocation, limits)
-        # If no work was lost and all time is charged, the lines need not be loaded.
-        if lost is not None or not _is_fully_charged(allocation, slot_seconds):
-            until = max(allocation.period.upper, last or allocation.period.upper)
-            begin = ChargedUntil.objects.get(gpu=allocation.unit.gpu_id).since
-            corrected += correct_gpu_charges(
-                allocation.unit.gpu_id,
-                max(begin, allocation.period.lower),
-                until,
-                now,
-                allocation_cause(allocation, lost),
-            )
-    SettledAllocation.objects.bulk_create(
-        [SettledAllocation(allocation=allocation, settled_at=now) for allocation in waiting],
-        ignore_conflicts=True,
-    )
-    return corrected
-
-
-def _charged_totals(allocations: Sequence[int]) -> dict[int, tuple[int, datetime | None]]:
-    """Return (charged slot-seconds after reversals, end of the last line) by allocation id.
-
-    The end is None for an allocation without lines.
-    """
-    rows = Charge.objects.filter(allocation__in=allocations, bucket=ChargeBucketChoices.USED).values(
-        "allocation"
-    )
-    lasts: dict[int, datetime] = {}
-    for allocation, end in Charge.objects.filter(allocation__in=allocations, reversal=False).values_list(
-        "allocation", "end"
-    ):
-        lasts[allocation] = max(end, lasts.get(allocation, end))
-    sums = {row["allocation"]: row["total"] for row in rows.annotate(total=Sum("slot_seconds"))}
-    return {allocation: (sums.get(allocation, 0), lasts.get(allocation)) for allocation in allocations}
-
-
-def _lost_time_of(allocation: Allocation, limits: RefundLimits) -> tuple[datetime, ChargeBucket] | None:
-    """Return (start, bucket) of the lost part of an ended allocation; None if no work was lost."""
-    return lost_time(
-        end_code=allocation.end_code,
-        started=floor_to_second(allocation.period.lower),
-        ended=floor_to_second(allocation.period.upper),
-        checkpoint=allocation.run.checkpoint_at,
-        keeps_state=allocation.workload.kind == WorkloadKind.NOTEBOOK,
-        forgiven=limits.at(allocation.unit.gpu.pool_id, allocation.period.upper),
-    )
-
-
-def _is_fully_charged(allocation: Allocation, slot_seconds: int) -> bool:
-    """Return True if ``slot_seconds`` is the whole time of the allocation."""
-    start, end = floor_to_second(allocation.period.lower), floor_to_second(allocation.period.upper)
-    slots = allocation.slots.upper - allocation.slots.lower
-    return bool(slot_seconds == slots * int((end - start).total_seconds()))
 
 
 def copy_of(line: Charge, now: datetime, **changes: Any) -> Charge:

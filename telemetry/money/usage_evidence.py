@@ -16,7 +16,7 @@ from typing import Any
 from django.db import connection, transaction
 
 from telemetry.core.rollup import HOUR
-from telemetry.core.usage_evidence import HeldUsage, hour_parts, measured_use, needs_minutes
+from telemetry.core.usage_evidence import NOT_MEASURED, HeldUsage, hour_parts, measured_use, needs_minutes
 from telemetry.ledger.locks import lock_ledger
 from telemetry.ledger.sums import update_measured_use
 from telemetry.models import Charge, EvidenceDue, Rollup
@@ -147,7 +147,8 @@ def _store(lines: Sequence[_HeldLine], now: datetime) -> None:
     divided = [
         line
         for line in lines
-        if any(
+        if not hours[line.allocation]
+        or any(
             needs_minutes(low, high, hours[line.allocation].get(hour))
             for hour, low, high in hour_parts(line.start, line.end)
         )
@@ -155,7 +156,9 @@ def _store(lines: Sequence[_HeldLine], now: datetime) -> None:
     minutes = _load_usage(divided, Rollup.Resolution.MINUTE)
     columns: list[list[Any]] = [[], [], [], []]
     for line in lines:
-        use = measured_use(line.start, line.end, hours[line.allocation], minutes[line.allocation])
+        use = NOT_MEASURED
+        if hours[line.allocation] or minutes[line.allocation]:
+            use = measured_use(line.start, line.end, hours[line.allocation], minutes[line.allocation])
         columns[0].append(line.id)
         columns[1].append(None if use.used is None else use.used * line.slots)
         columns[2].append(use.covered * line.slots)

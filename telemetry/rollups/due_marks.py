@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from django.db import connection
 
 from telemetry.models import Rollup, RollupDue
 
 HELD_TOLERANCE_SECONDS = 0.001
+_ROLLUPS_PAST_END_SQL = """
+SELECT DISTINCT rollup.resolution, rollup.bucket, gpu.host_id
+FROM unnest(%(allocations)s::bigint[], %(ends)s::timestamptz[]) AS ended (allocation, at)
+JOIN telemetry_rollup AS rollup ON rollup.allocation_id = ended.allocation
+    AND rollup.resolution = ANY(%(resolutions)s) AND rollup.bucket > ended.at - interval '1 hour'
+    AND rollup.held_seconds > %(tolerance)s
+        + greatest(0, extract(epoch FROM ended.at - rollup.bucket)::float8)
+JOIN scheduler_unit AS unit ON unit.id = rollup.unit_id
+JOIN scheduler_gpu AS gpu ON gpu.id = unit.gpu_id"""
 
 
 def mark_minutes_due(due: Iterable[tuple[int, int]], now: datetime) -> None:
@@ -86,17 +95,18 @@ def mark_rollups_past_end(ends: Mapping[int, datetime], now: datetime) -> None:
     Such rollups were written before the end became known. ``ends`` maps allocation ids to ends. The
     coarser buckets follow.
     """
-    if not ends:
-        return
-    first = min(ends.values())
-    rows = Rollup.objects.filter(
-        allocation__in=ends,
-        resolution__in=(Rollup.Resolution.MINUTE, Rollup.Resolution.HOUR),
-        bucket__gt=first - timedelta(seconds=Rollup.Resolution.HOUR),
-    ).values_list("allocation_id", "resolution", "bucket", "held_seconds", "unit__gpu__host_id")
-    due: dict[int, set[tuple[int, datetime]]] = defaultdict(set)
-    for allocation, resolution, bucket, held, host in rows:
-        if held > max(0.0, (ends[allocation] - bucket).total_seconds()) + HELD_TOLERANCE_SECONDS:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _ROLLUPS_PAST_END_SQL,
+            {
+                "allocations": list(ends),
+                "ends": list(ends.values()),
+                "resolutions": [int(Rollup.Resolution.MINUTE), int(Rollup.Resolution.HOUR)],
+                "tolerance": HELD_TOLERANCE_SECONDS,
+            },
+        )
+        due: dict[int, set[tuple[int, datetime]]] = defaultdict(set)
+        for resolution, bucket, host in cursor.fetchall():
             due[resolution].add((host, bucket))
     for resolution, marks in due.items():
         _mark_due(resolution, marks, now)

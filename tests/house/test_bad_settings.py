@@ -76,6 +76,7 @@ def test_valid_settings_are_read_with_types() -> None:
         ("GPUPOOL_HEALTH_EVENT_DAYS", "99999"),
         ("GPUPOOL_LOG_DAYS", "0"),
         ("GPUPOOL_STATEMENT_KEY", "key.pem"),
+        ("GPUPOOL_LINE_LENGTH", "minute"),
         ("GPUPOOL_LOG_LEVEL", "loud"),
         ("GPUPOOL_LOG_FORMAT", "xml"),
         ("GPUPOOL_EMAIL_URL", "pigeon://loft"),

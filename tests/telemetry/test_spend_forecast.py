@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.money_forecast import linear_forecast, score_forecasts
+from benchmarks.money_month.forecast_score import linear_forecast, score_forecasts
 from telemetry.core.spend_forecast import SpendPeriod, forecast_spend, weekday_profile
 
 MARCH = dt.date(2026, 3, 1)

@@ -1,6 +1,6 @@
 """Measure how well the forecast of a month's spending agrees with the real spending.
 
-    ./run bench money_forecast --json
+    ./run bench money --only forecast --json
 
 Each seed is 13 months of 20 teams with generated daily spending: weekday shape, noise that lasts for some
 days, slow growth, public holidays, bursts, and one lasting change of the level (trend break) on a random day.
@@ -11,7 +11,6 @@ other seeds.
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 from collections.abc import Mapping
@@ -21,28 +20,18 @@ from typing import Any
 
 from telemetry.core.spend_forecast import SpendPeriod, forecast_spend
 
-SERVICES: tuple[str, ...] = ()
 DAYS_ELAPSED = (4, 7, 14)
 MONTHS, TEAMS = 13, 20
-FIRST_UNSEEN_SEED, LAST_UNSEEN_SEED = 101, 120
+UNSEEN_SEEDS = range(101, 121)
 PUBLIC_HOLIDAYS = ((1, 1), (1, 6), (4, 3), (4, 6), (5, 1), (5, 14), (5, 25), (10, 3), (11, 1))
 YEAR_END = ((12, 24), (1, 2))  # first and last day of the quiet days around New Year
 
 
-def main(argv: list[str]) -> dict[str, Any]:
+def score_forecasts(seeds: range) -> dict[str, Any]:
     """Return the mean absolute percentage errors by days elapsed, of the forecast and of the linear one.
 
     ``forecast_inside_range`` is the share of months that ended inside the forecast range; 0.8 is nominal.
     """
-    parser = argparse.ArgumentParser(prog="./run bench money_forecast", description=__doc__)
-    parser.add_argument("--first-seed", type=int, default=FIRST_UNSEEN_SEED)
-    parser.add_argument("--last-seed", type=int, default=LAST_UNSEEN_SEED)
-    options = parser.parse_args(argv)
-    return score_forecasts(range(options.first_seed, options.last_seed + 1))
-
-
-def score_forecasts(seeds: range) -> dict[str, Any]:
-    """Return the figures of ``main`` for the given seeds."""
     errors: dict[int, list[float]] = {days: [] for days in DAYS_ELAPSED}
     linear_errors: dict[int, list[float]] = {days: [] for days in DAYS_ELAPSED}
     inside: list[bool] = []

@@ -1,0 +1,1 @@
+"""Compare charges with facts that became known after them."""

@@ -1,0 +1,140 @@
+"""Settle ended allocations: compare their charges once with the facts of their end, and correct them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.models import F, Max, Sum
+
+from scheduler.models import Allocation, WorkloadKind
+from telemetry.core.charge_model import ChargeBucket, floor_to_second
+from telemetry.core.charge_pieces import lost_time
+from telemetry.models import Charge, ChargedUntil, SettledAllocation
+from telemetry.money.correction_causes import allocation_cause
+from telemetry.money.refund_limits import load_refund_limits
+from telemetry.money.settlement import correct_gpu_charges
+from telemetry.rollups.due_marks import mark_rollups_past_end
+
+# A run without a backlog ends within seconds. A correction takes as long as a thousand comparisons.
+ALLOCATIONS_AT_ONCE = 20_000
+CORRECTIONS_PER_RUN = 500
+
+SlotSeconds = dict[str, int]  # by bucket
+
+
+@dataclass(frozen=True, slots=True)
+class _EndedAllocation:
+    """An ended allocation. ``lost`` is (start, bucket) of its lost part; None if no work was lost."""
+
+    id: int
+    gpu: int
+    slots: int
+    start: datetime
+    end: datetime
+    lost: tuple[datetime, ChargeBucket] | None
+
+    def slot_seconds(self) -> SlotSeconds:
+        """Return the slot-seconds that each bucket must have, if its host was never silent."""
+        start, end = floor_to_second(self.start), floor_to_second(self.end)
+        lost_from = end if self.lost is None else floor_to_second(self.lost[0])
+        parts = {ChargeBucket.USED: lost_from - start}
+        if self.lost is not None:
+            parts[self.lost[1]] = end - lost_from
+        return {
+            bucket: self.slots * (length // timedelta(seconds=1))
+            for bucket, length in parts.items()
+            if length
+        }
+
+
+def settle_allocations(now: datetime) -> int:
+    """Settle ended allocations. Return the number of reversed lines.
+
+    Charges are wrong if work was lost, or if the end became known after the charge. Only charges whose sums
+    differ from the facts are compared line by line, at most about CORRECTIONS_PER_RUN in one run.
+    """
+    corrected = compared = 0
+    while compared < CORRECTIONS_PER_RUN:
+        waiting = _load_waiting()
+        mark_rollups_past_end({each.id: each.end for each in waiting}, now)
+        charged = _charged_slot_seconds([each.id for each in waiting])
+        differing = [each for each in waiting if charged.get(each.id, {}) != each.slot_seconds()]
+        later = {each.id for each in differing[CORRECTIONS_PER_RUN:]}
+        corrected += sum(_correct_charges(each, now) for each in differing[:CORRECTIONS_PER_RUN])
+        compared += len(differing)
+        SettledAllocation.objects.bulk_create(
+            [
+                SettledAllocation(allocation_id=each.id, settled_at=now)
+                for each in waiting
+                if each.id not in later
+            ],
+            ignore_conflicts=True,
+        )
+        if len(waiting) < ALLOCATIONS_AT_ONCE:
+            break
+    return corrected
+
+
+def _load_waiting() -> list[_EndedAllocation]:
+    """Return the ended allocations that are charged to their end and not settled yet, oldest first."""
+    rows = (
+        Allocation.objects.filter(settledallocation=None, period__endswith__isnull=False)
+        # An allocation may end at a fraction of a second, but charges end at whole seconds. Allow for the
+        # difference.
+        .filter(unit__gpu__charged__until__gt=F("period__endswith") - timedelta(seconds=1))
+        .order_by("pk")
+        .values_list(
+            "pk",
+            "unit__gpu_id",
+            "unit__gpu__pool_id",
+            "slots__startswith",
+            "slots__endswith",
+            "period__startswith",
+            "period__endswith",
+            "end_code",
+            "run__checkpoint_at",
+            "workload__kind",
+        )[:ALLOCATIONS_AT_ONCE]
+    )
+    found = list(rows)
+    limits = load_refund_limits({row[2] for row in found})
+    waiting = []
+    for pk, gpu, pool, low, high, start, end, end_code, checkpoint, kind in found:
+        lost = lost_time(
+            end_code=end_code,
+            started=start,
+            ended=end,
+            checkpoint=checkpoint,
+            keeps_state=kind == WorkloadKind.NOTEBOOK,
+            forgiven=limits.at(pool, end),
+        )
+        waiting.append(_EndedAllocation(pk, gpu, high - low, start, end, lost))
+    return waiting
+
+
+def _charged_slot_seconds(allocations: Collection[int]) -> dict[int, SlotSeconds]:
+    """Return the charged slot-seconds after reversals, by allocation id and bucket, without zeros."""
+    rows = Charge.objects.filter(allocation__in=allocations).values_list("allocation", "bucket")
+    found: dict[int, SlotSeconds] = defaultdict(dict)
+    for allocation, bucket, total in rows.annotate(total=Sum("slot_seconds")).order_by():
+        if total:
+            found[allocation][bucket] = total
+    return found
+
+
+def _correct_charges(ended: _EndedAllocation, now: datetime) -> int:
+    """Compare each charge line of an allocation with the facts. Return the number of reversed lines."""
+    allocation = Allocation.objects.select_related("workload").get(pk=ended.id)
+    lines = Charge.objects.filter(allocation=ended.id, reversal=False)
+    last = lines.aggregate(last=Max("end"))["last"] or allocation.period.upper
+    begin = ChargedUntil.objects.get(gpu=ended.gpu).since
+    return correct_gpu_charges(
+        ended.gpu,
+        max(begin, allocation.period.lower),
+        max(allocation.period.upper, last),
+        now,
+        allocation_cause(allocation, ended.lost),
+    )
