@@ -92,7 +92,7 @@ def close_and_audit(month: date, now: datetime, closer: Any) -> dict[str, Any]:
 
     began = time.perf_counter()
     with mock.patch.object(close_checks, "audit_check", timed_audit):
-        statements.close_month(month=month, closed_by=closer, now=now, currency="EUR")
+        statements.close_month(month=month, closed_by=closer, now=now)
     seconds = time.perf_counter() - began
     return {"close_s": round(seconds - audited["audit_s"], 2), **audited}
 

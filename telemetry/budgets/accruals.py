@@ -18,7 +18,10 @@ from scheduler.models import Allocation, BoundUnit
 from telemetry.budgets.commitments import current_cost_centres
 from telemetry.budgets.spending import SpendScope, owners_of
 from telemetry.core.amounts import ZERO
+from telemetry.core.currencies import DEFAULT_CURRENCY
 from telemetry.models import BudgetMeasure
+from telemetry.money.billing_months import month_of
+from telemetry.money.pricing.billing_currencies import load_billing_currencies
 from telemetry.money.pricing.price_factors import load_price_factors
 from telemetry.money.rate_card import load_rate_card
 
@@ -29,14 +32,16 @@ def uncharged_spend(scopes: Collection[SpendScope], measure: str, now: datetime)
     """Return the money or GPU-hours up to ``now`` that no charge line has yet, for each scope.
 
     Prices and cost centres are those in force now. The whole time of a bound unit counts, whether used or
-    not, so work inside a reservation does not. Runs five queries.
+    not, so work inside a reservation does not. Runs a fixed number of queries.
     """
     card, factors, centres = load_rate_card(), load_price_factors(), current_cost_centres(now)
+    in_money = measure == BudgetMeasure.MONEY
+    currency = load_billing_currencies().of(month_of(now)) if in_money else DEFAULT_CURRENCY
     found: dict[SpendScope, Decimal] = defaultdict(lambda: ZERO)
     for team, project, pool, model, gpu_hours, work in _uncharged_time(now):
         rate = card.at(pool, model, now)
         price = Decimal(1)
-        if measure == BudgetMeasure.MONEY:
+        if in_money:
             price = (
                 rate.price_with(factors.at(pool, *work, now))
                 if rate and work
@@ -44,7 +49,7 @@ def uncharged_spend(scopes: Collection[SpendScope], measure: str, now: datetime)
                 if rate
                 else ZERO
             )
-        for scope in owners_of(team, project, centres.get(project, "")):
+        for scope in owners_of(team, project, centres.get(project, ""), currency):
             if scope in scopes:
                 found[scope] += price * gpu_hours
     return found
