@@ -26,7 +26,7 @@ from scheduler.models import (
     Unit,
 )
 from scheduler.state.states import ReservationState
-from telemetry.models import CostCentre, HostHoursRecorded, Price
+from telemetry.models import CostCentre, CostCentreShare, HostHoursRecorded, Price
 
 GPUS_PER_HOST = 8
 SLICES_PER_GPU = 7
@@ -138,14 +138,17 @@ def _cost_centres(
     """
     codes = [f"CC-{4100 + n}" for n in range(len(projects))]
     middle = (start + (end - start) / 2).replace(hour=0, minute=0, second=0, microsecond=0)
-    rows = [CostCentre(pool=dedicated, code=codes[0], valid_from=start, created_at=start)]
+    rows = [CostCentreShare(pool=dedicated, code=codes[0], valid_from=start, created_at=start)]
     for project, code in zip(projects, codes, strict=True):
-        rows.append(CostCentre(project_id=project, code=code, valid_from=start, created_at=start))
+        rows.append(CostCentreShare(project_id=project, code=code, valid_from=start, created_at=start))
         if rng.random() < 0.2:
             rows.append(
-                CostCentre(project_id=project, code=rng.choice(codes), valid_from=middle, created_at=start)
+                CostCentreShare(
+                    project_id=project, code=rng.choice(codes), valid_from=middle, created_at=start
+                )
             )
-    CostCentre.objects.bulk_create(rows)
+    CostCentre.objects.bulk_create(CostCentre(code=code, name=code, created_at=start) for code in codes)
+    CostCentreShare.objects.bulk_create(rows)
 
 
 def _hosts(count: int, pools: list[Pool], dedicated: Pool, start: datetime) -> list[BusyHost]:

@@ -15,10 +15,11 @@ from django.db.models import F, Q, QuerySet
 
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Allocation, BoundUnit
-from telemetry.budgets.commitments import current_cost_centres
 from telemetry.budgets.spending import SpendScope, owners_of
 from telemetry.core.amounts import ZERO
+from telemetry.core.cost_shares import WHOLE_PERCENT
 from telemetry.core.currencies import DEFAULT_CURRENCY
+from telemetry.cost_centres.splits import Payer, load_all_splits
 from telemetry.models import BudgetMeasure
 from telemetry.money.billing_months import month_of
 from telemetry.money.pricing.billing_currencies import load_billing_currencies
@@ -34,7 +35,7 @@ def uncharged_spend(scopes: Collection[SpendScope], measure: str, now: datetime)
     Prices and cost centres are those in force now. The whole time of a bound unit counts, whether used or
     not, so work inside a reservation does not. Runs a fixed number of queries.
     """
-    card, factors, centres = load_rate_card(), load_price_factors(), current_cost_centres(now)
+    card, factors, splits = load_rate_card(), load_price_factors(), load_all_splits()
     in_money = measure == BudgetMeasure.MONEY
     currency = load_billing_currencies().of(month_of(now)) if in_money else DEFAULT_CURRENCY
     found: dict[SpendScope, Decimal] = defaultdict(lambda: ZERO)
@@ -49,9 +50,14 @@ def uncharged_spend(scopes: Collection[SpendScope], measure: str, now: datetime)
                 if rate
                 else ZERO
             )
-        for scope in owners_of(team, project, centres.get(project, ""), currency):
+        amount = price * gpu_hours
+        for scope in owners_of(team, project, "", currency):
             if scope in scopes:
-                found[scope] += price * gpu_hours
+                found[scope] += amount
+        for share in splits.at(Payer(project=project), now):
+            scope = SpendScope(cost_centre=share.code, currency=currency)
+            if share.code and scope in scopes:
+                found[scope] += amount * share.percent / WHOLE_PERCENT
     return found
 
 
