@@ -109,7 +109,7 @@ USERS: tuple[tuple[str, str, str, str, tuple[tuple[str, str], ...]], ...] = (
     ("climate-member", "Noah", "Okafor", "", (("climate", "member"),)),
     ("auditor", "Ada", "Brandt", "auditor", ()),
 )
-DISPLAYED_USERS = ("researcher", "lead", "operator", "finance")
+DISPLAYED_USERS = ("researcher", "lead", "operator", "finance", "auditor")
 
 
 def first_of_last_month(now: datetime) -> datetime:

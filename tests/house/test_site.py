@@ -33,7 +33,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
 def test_the_demo_prints_its_address_and_accounts(demo: Demo) -> None:
     output = demo.output.read_text()
     assert f"gpupool is ready: {demo.url}" in output
-    for role in ("researcher", "lead", "operator", "finance"):
+    for role in ("researcher", "lead", "operator", "finance", "auditor"):
         assert re.search(rf"^  .*{role}", output, re.M), f"{role} is not in\n{output}"
     assert (demo.folder / "organisation.json").stat().st_mode & 0o077 == 0
     assert (demo.folder / "secrets.json").stat().st_mode & 0o077 == 0
