@@ -485,13 +485,19 @@ def test_prices_statements_and_budgets_are_limited_to_finance_and_auditors(
     assert finance.post("/api/v1/refund-limits/", limit).status_code == 409
     assert finance.post("/api/v1/refund-limits/", limit | {"forgiven_minutes": -1}).status_code == 400
     assert member.get("/api/v1/refund-limits/").json()["results"][0]["pool"] == "shared"
-    centre = {"pool": "vision-only", "code": "CC-1", "valid_from": later}
-    made = finance.post("/api/v1/cost-centres/", centre)
-    assert (made.status_code, made.json()["pool"], made.json()["project"]) == (201, "vision-only", None)
-    assert finance.post("/api/v1/cost-centres/", centre | {"pool": "shared"}).status_code == 400
-    assert [row["code"] for row in member.get("/api/v1/cost-centres/").json()["results"]] == ["CC-1"]
+    assert finance.post("/api/v1/cost-centres/", {"code": "CC-1", "name": "Vision"}).status_code == 201
+    split = {
+        "pool": "vision-only",
+        "shares": [{"code": "CC-1", "percent": "100"}],
+        "valid_from": later,
+    }
+    shares = "/api/v1/cost-centre-shares/"
+    made = finance.post(shares, split)
+    assert made.status_code == 201, made.json()
+    assert finance.post(shares, split | {"pool": "shared"}).status_code == 400
+    assert [row["code"] for row in member.get(shares).json()["results"]] == ["CC-1"]
     other = client_of(today_world.language.member)
-    assert other.get("/api/v1/cost-centres/").json()["results"] == []
+    assert other.get(shares).json()["results"] == []
     payer = f"/api/v1/statements/{datetime.now(UTC):%Y-%m}/idle-payer/"
     assert finance.get(payer).json()["payer"] == "operator"
     assert finance.put(payer, {"payer": "use"}).json()["payer"] == "use"
