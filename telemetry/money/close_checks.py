@@ -91,7 +91,7 @@ def close_checks(month: date) -> list[dict[str, Any]]:
             not unmapped,
             unmapped,
         ),
-        _check_result("every change of cost centres is charged", not transfers, {"waiting": transfers}),
+        _check_result("every change of cost centres is charged", not transfers, {"not charged": transfers}),
         _check_result(
             "every second of every GPU is in exactly one bucket", not seconds, {"gpus": seconds[:20]}
         ),

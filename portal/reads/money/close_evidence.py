@@ -114,7 +114,7 @@ def _model_items(check: Mapping[str, Any], month: date) -> Iterator[EvidenceItem
 def _payer_items(kind: str) -> Callable[[Mapping[str, Any], date], Iterator[EvidenceItem]]:
     def items(check: Mapping[str, Any], month: date) -> Iterator[EvidenceItem]:
         for name in check["figures"][kind]:
-            yield EvidenceItem(close_texts.UNMAPPED[kind].format(name=name), reverse("budgets"))
+            yield EvidenceItem(close_texts.PAYERS[kind].format(name=name), reverse("cost-centres"))
 
     return items
 
@@ -159,5 +159,5 @@ _ITEMS: dict[str, Callable[[Mapping[str, Any], date], Iterator[EvidenceItem]]] =
     "pools": _pool_items,
     "differences": _difference_items("differences"),
     "cents": _difference_items("cents"),
-    **{kind: _payer_items(kind) for kind in close_texts.UNMAPPED},
+    **{kind: _payer_items(kind) for kind in close_texts.PAYERS},
 }

@@ -12,12 +12,13 @@ SAMPLES = {
     "lost": "host {host} lost {lost_seconds} s of samples in {hours} hours",
 }
 UNPRICED = "{model} has no price"
-UNMAPPED = {
+PAYERS = {
     "unmapped projects": "project {name} has no cost centre: its lead or finance names one",
     "unmapped dedicated pools": "dedicated pool {name} has no cost centre: finance names one",
     "teams that pay for idle time without a cost centre": (
         "team {name} pays for idle time and has no cost centre"
     ),
+    "not charged": "{name} has a new cost centre: the next charging run writes its lines",
 }
 WRONG_SECONDS = "GPU {gpu} of host {host}: {slot_seconds} slot-seconds are charged, {expected} are right"
 UNBALANCED = "pool {pool}: {left} and {cost}"

@@ -75,7 +75,13 @@ def test_a_project_without_a_cost_centre_is_linked_with_who_must_act(world: Worl
     check = {"check": "x", "ok": False, "figures": {"unmapped projects": ["Fold"]}}
     [item] = check_evidence(check, JANUARY)
     assert item.text == "project Fold has no cost centre: its lead or finance names one"
-    assert item.url == reverse("budgets")
+    assert item.url == reverse("cost-centres")
+
+
+def test_a_project_whose_new_cost_centre_is_not_charged_yet_is_linked() -> None:
+    check = {"check": "every change of cost centres is charged", "figures": {"not charged": ["fold/main"]}}
+    [item] = check_evidence(check, JANUARY)
+    assert "fold/main has a new cost centre" in item.text and item.url == reverse("cost-centres")
 
 
 def test_figures_without_evidence_have_no_links() -> None:
