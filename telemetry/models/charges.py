@@ -48,7 +48,7 @@ class Charge(models.Model):
 
     # Each foreign key of the database costs a check for each line, and each index an entry. The allocation,
     # the reservation and the GPU have foreign keys. These rows keep their pool, workload, project, team and
-    # person from being deleted (docs/decisions/0019).
+    # person from being deleted (docs/decisions/0015).
     pool = models.ForeignKey(
         Pool, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
     )
