@@ -327,7 +327,7 @@ def test_a_table_needs_at_most_three_queries_at_every_level(
     charge_all_gpus(AFTER)
     where: dict[str, Any] = {}
     for dimension in DRILL_DOWN:
-        with django_assert_max_num_queries(1 if dimension in ("cost_centre", "type") else 3):
+        with django_assert_max_num_queries(1 if dimension == "type" else 3):
             table = charges_by(dimension, MARCH, **where)
         where[dimension] = table.groups[0].key
 

@@ -20,6 +20,7 @@ from portal.wording.problems import cost_centre_problems
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Project
+from telemetry.core.amounts import CENT, round_amount
 from telemetry.core.cost_shares import WHOLE_PERCENT, CostShare, CostSplit, cost_split, split_text
 from telemetry.cost_centres.splits import Payer, load_splits
 from telemetry.ledger.locks import lock_ledger
@@ -203,7 +204,7 @@ def checked_percent(checks: InputChecks, code: str, given: Any) -> Decimal:
         words = cost_centre_problems.PERCENT_INVALID.format(code=code[:40], given=display_value(given))
         checks.note("shares", given, words)
         return Decimal(0)
-    return percent.quantize(Decimal("0.01"))
+    return round_amount(percent, CENT)
 
 
 def check_open_month(checks: InputChecks, valid_from: datetime) -> None:
