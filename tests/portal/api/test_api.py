@@ -494,6 +494,9 @@ def test_prices_statements_and_budgets_are_limited_to_finance_and_auditors(
     shares = "/api/v1/cost-centre-shares/"
     made = finance.post(shares, split)
     assert made.status_code == 201, made.json()
+    assert [(row["pool"], row["project"], row["percent"]) for row in made.json()] == [
+        ("vision-only", None, "100.00")
+    ]
     assert finance.post(shares, split | {"pool": "shared"}).status_code == 400
     assert [row["code"] for row in member.get(shares).json()["results"]] == ["CC-1"]
     other = client_of(today_world.language.member)

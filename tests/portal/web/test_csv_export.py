@@ -51,7 +51,11 @@ def test_only_one_module_of_the_product_writes_csv() -> None:
         path
         for path, tree in modules()
         if "csv" in {name for _, name in imported_names(tree)}
-        and any(isinstance(node, ast.Attribute) and node.attr in CSV_WRITERS for node in ast.walk(tree))
+        and any(
+            (isinstance(node, ast.Attribute) and node.attr in CSV_WRITERS)
+            or (isinstance(node, ast.ImportFrom) and node.module == "csv")
+            for node in ast.walk(tree)
+        )
     ]
     assert [path for path in writers if not path.startswith("benchmarks/")] == [WRITER]
 
