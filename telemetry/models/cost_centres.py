@@ -13,7 +13,7 @@ from scheduler.models import Pool, Project
 class CostCentre(models.Model):
     """An entry of the directory of cost centres.
 
-    The code never changes. An entry is never deleted: from ``retired_from`` on, nothing may be charged to it.
+    The code never changes. An entry is never deleted. Nothing may be charged to it from ``retired_from`` on.
     """
 
     code = models.CharField(max_length=40, unique=True)

@@ -107,7 +107,7 @@ def statement_data(document: StatementDocument, decimals: int, texts: DocumentTe
 
 
 def _numbered_lines(rows: Sequence[DocumentRow], decimals: int, texts: DocumentTexts) -> list[dict[str, Any]]:
-    """Return the lines of the table, each with the sums up to and including it."""
+    """Return the lines of the table, each with the running totals."""
     lines: list[dict[str, Any]] = []
     hours = amount = ZERO
     for number, row in enumerate(rows, 1):

@@ -128,7 +128,7 @@ def _issued(document: CostCentreStatement, charged: Decimal, issued_at: datetime
 
 
 def reference_numbers(corrected: dict[date, tuple[datetime, datetime]]) -> dict[tuple[date, str], str]:
-    """Return the numbers of the statements of corrected months, by month and cost centre."""
+    """Return the number of each corrected statement, by month and cost centre."""
     rows = CostCentreStatement.objects.filter(statement__month__in=corrected).order_by("-sequence")
     return {
         (month, code): number
