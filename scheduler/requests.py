@@ -208,7 +208,8 @@ class WorkloadRequest(HardwareRequest):
     """A notebook or job that a person requests. The fields are named as the columns of ``Workload``."""
 
     kind: str
-    # The rows use field metadata, because django-stubs gives another meaning to Annotated models.
+    # Fields that hold database rows are declared with ``metadata`` instead of ``Annotated``, because
+    # django-stubs gives another meaning to ``Annotated`` models.
     project: Project = field(
         metadata=_row_field(
             help_text="TEAM/PROJECT, or the project alone if it is unique.", required_in=REQUEST_KINDS

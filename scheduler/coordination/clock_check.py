@@ -19,8 +19,8 @@ from pathlib import Path
 from scheduler.models import ClockReading
 
 CLOCK_STEP_THRESHOLD = timedelta(seconds=1)  # smaller steps are NTP adjustments
-# If reading both clocks takes longer, both are read again. A pause between the readings would look like a
-# clock step.
+# Both clocks are read again if reading them takes longer than this. A pause between the two readings would
+# look like a clock step.
 MAX_READ_SECONDS = 0.05
 
 
@@ -44,7 +44,7 @@ class ClockSample:
     uptime: float
 
     def stepped_since(self, before: ClockSample) -> timedelta:
-        """Return by how much the wall clock was set since ``before``. A negative value means back.
+        """Return the time by which the wall clock was set since ``before``. Negative means backwards.
 
         Return zero if ``before`` is a sample of another machine.
         """
@@ -81,7 +81,7 @@ def _machine() -> str:
 def last_clock_sample() -> ClockSample | None:
     """Return the sample that the database stores, or None if no sample was stored yet.
 
-    The stored deadlines are correct for a wall clock that was not set since this sample.
+    The stored deadlines are correct if the wall clock was not set after this sample.
     """
     row = ClockReading.objects.filter(pk=1).values_list("wall", "machine", "uptime").first()
     return ClockSample(*row) if row else None

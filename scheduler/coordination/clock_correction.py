@@ -93,15 +93,16 @@ def correct_clock_step(sample: ClockSample) -> timedelta:
 def last_clock_step_at() -> datetime | None:
     """Return the time at which the last clock step was detected, or None if there was none.
 
-    A clock step moves deadlines only, not times such as the start of a reservation. A caller that measures
-    a duration from such a time must measure it from the clock step if the clock step is later.
+    A clock step moves only deadlines. Other stored times, such as the start of a reservation, stay. To
+    measure the time that has passed since such a time, measure from the later of that time and the last clock
+    step.
     """
     return ClockReading.objects.filter(pk=1).values_list("set_at", flat=True).first()
 
 
 @transaction.atomic
 def _replace_sample(last: ClockSample, sample: ClockSample, set_by: timedelta) -> bool:
-    """Store the new sample and move the deadlines. Return False if another process has stored a sample."""
+    """Store the new sample and move the deadlines. Return False if another process replaced ``last``."""
     unchanged = ClockReading.objects.filter(pk=1, wall=last.wall, machine=last.machine, uptime=last.uptime)
     if not unchanged.update(wall=sample.wall, machine=sample.machine, uptime=sample.uptime):
         return False

@@ -1,7 +1,7 @@
 """Define the closed list of reason codes.
 
 The module that makes a decision also sets its reason code and the numbers. ``portal/wording`` turns them into
-a sentence, and ``docs/reasons.md`` explains each code. A test checks that the two agree.
+a sentence, and ``docs/reasons.md`` explains each code. A test checks that both cover every code.
 """
 
 from __future__ import annotations

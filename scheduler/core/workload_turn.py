@@ -38,10 +38,11 @@ class WorkloadTurn:
 
     The planner calls it for one workload after another. It remembers the asks that did not fit.
 
-    Some free units are promised to other work from a future time on. A time class says how early these
-    promises may begin on the units of a workload; this depends on its runtime. Workloads of one time class
-    may take the same free units (see ``availability.time_class``). A unit is earmarked for a workload if it
-    was freed, or is being freed, by evictions for this workload.
+    Some free units are promised to other work from a future time on. Work may take such a unit only if it
+    releases the unit before the promise begins. The time class of a workload follows from its runtime and
+    says how early the promises may begin. Workloads of one time class may take the same free units (see
+    ``availability.time_class``). A unit is earmarked for a workload if it was freed, or is being freed, by
+    evictions for this workload.
     """
 
     def __init__(self, state: PoolState, order: TurnOrder, refusals: RefusalRecorder) -> None:
@@ -117,10 +118,10 @@ class WorkloadTurn:
     def _leaves_spare_capacity(self, queued: QueuedWorkload, units: list[int]) -> bool:
         """Return True if the pool's spare capacity allows the workload to take these units.
 
-        Spare capacity is slots that the pool keeps free for critical work. The result is True if the workload
-        may use it, if enough slots stay free after it has taken the units, or if none of these units counts
-        as free, because they are all earmarked for the workload. Its earmarked units that it does not take
-        become free when it starts.
+        Spare capacity is slots that the pool keeps free for critical work. The result is True in three cases:
+        the workload may use spare capacity, enough slots stay free after the start, or all of the units are
+        earmarked for the workload and therefore do not count as free. Other units that are earmarked for the
+        workload become free when it starts.
         """
         state = self.state
         if may_use_spare(queued):
@@ -382,7 +383,8 @@ class WorkloadTurn:
         - Refusals are explained, so each member needs its own.
         - The forecast for this workload may change which units are held.
         - This workload may not evict the work that evicted it, but another member may evict this work.
-        - This workload does not leave reserved headroom, but another member may end before it is needed.
+        - This workload does not leave reserved headroom, but another member may end before the headroom is
+          needed.
         """
         if self.refusals.explain:
             return SkipScope.NONE

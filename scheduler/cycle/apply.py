@@ -356,9 +356,9 @@ class _PlanApplication:
     def _start_after_last_period(self, placement: Placement) -> list[Run]:
         """Create the placement's runs and return them.
 
-        Their start time is the latest end of the ended allocations of its units. If the clock was set back,
-        this end can be later than now. Ended allocations stay unchanged. Return an empty list if a unit is
-        still held, or if no ended allocation ends later than now.
+        The runs start at the latest end of the units' ended allocations. If the clock was set back, this end
+        can be later than now. Ended allocations stay unchanged. Return an empty list if a unit is still held,
+        or if no ended allocation ends later than now.
         """
         slots = Q()
         for pk in placement.units:

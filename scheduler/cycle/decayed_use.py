@@ -29,9 +29,9 @@ def update_decayed_use(
 ) -> None:
     """Update the decayed use to ``now``, in the pools that are keys of ``half_lives``.
 
-    Only rows whose last update is at least ``MIN_UPDATE_INTERVAL_SECONDS`` ago are updated.
-    ``half_lives``: half-life in seconds by pool id. ``held`` returns the number of slots by (team, pool),
-    which count as held since the last update. It is called only if there is a row to update. ``newcomers``:
+    Only rows whose last update is at least ``MIN_UPDATE_INTERVAL_SECONDS`` ago are updated. ``half_lives``:
+    half-life in seconds by pool id. ``held`` returns the number of slots that each (team, pool) holds. They
+    count as held since the last update. ``held`` is called only if there is a row to update. ``newcomers``:
     pairs (team, pool) that get a row if they have none.
     """
     rows = list(DecayedUse.objects.filter(pool__in=half_lives))

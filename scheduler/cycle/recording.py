@@ -146,8 +146,9 @@ def recording_file_text(pk: int) -> str:
 def prune_recordings(before: datetime, most: int = 5_000) -> int:
     """Delete up to ``most`` recordings made before ``before``. Return the number of deleted recordings.
 
-    If fewer than ``most`` recordings were found, none remains. Then the parts that only deleted recordings
-    used are deleted as well. A part that was used shortly before ``before`` is kept until a later call.
+    If fewer than ``most`` recordings were found, all recordings before ``before`` are deleted. Then the parts
+    that no remaining recording uses are deleted as well. A part that was used shortly before ``before`` is
+    kept until a later call.
     """
     old = list(Recording.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)[:most])
     Recording.objects.filter(pk__in=old).delete()

@@ -115,7 +115,7 @@ class SnapshotCache:
             rows = snapshot_rows.SnapshotReader(None, now).read()
         self._replace_all(epoch, now, rows, seen)
         if connection.in_atomic_block:
-            self._read_at = None  # these rows may never be committed
+            self._read_at = None  # the caller may roll these rows back
         elif self.prunes_feed:
             change_feed.prune_changes(seen)
 

@@ -43,7 +43,8 @@ REQUEST = {
     "memory_mib": models.PositiveIntegerField(default=0),
 }
 
-# The engine takes the numbers while it holds the leader's row, so their order is that of the commits.
+# The engine takes the numbers while it holds the lock of the leader's row. So transactions commit in the
+# order of their numbers.
 GENERATION = "CREATE SEQUENCE scheduler_generation"
 ONE_LEADER = "INSERT INTO scheduler_leader (id, epoch, holder) VALUES (1, 0, '')"
 # The bodies are compressed.
@@ -133,7 +134,7 @@ def watch(table_name: str, kind: str, columns: str, **arguments: str) -> str:
 
 WATCHED = [
     watch("workload", "workload", REQUEST_COLUMNS + WORKLOAD_COLUMNS, alive="state <> 'ended'"),
-    # A change of an allocation is recorded as one of its workload, which holds the units.
+    # A change of an allocation is recorded as a change of the workload that holds the units.
     watch("allocation", "workload", "period slots", row_id="workload_id", alive="upper_inf(period)"),
     watch("host", "host", HOST_COLUMNS),
     watch("gpu", "gpu", "host_id model compute_capability nvlink_group repair_state retired_at"),

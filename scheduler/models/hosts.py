@@ -231,7 +231,7 @@ class Gpu(models.Model):
 class Unit(models.Model):
     """A unit of allocation: a whole GPU, a MIG slice or a declared share of a GPU.
 
-    ``slots`` is the unit's range of slots. A GPU has 840 slots, and slots are numbered through all GPUs.
+    ``slots`` is the unit's range of slots. A GPU has 840 slots. Slot numbers are unique across all GPUs.
     """
 
     gpu = models.ForeignKey(Gpu, on_delete=models.PROTECT, related_name="units")

@@ -90,7 +90,7 @@ def _own_outcome(run: Run, outcome: str) -> str:
     """Return the outcome of this run alone, without the failures of other members of its gang.
 
     If the GPU of one member failed, another member that was stopped for this reason reports GPU_ERROR too.
-    Its outcome becomes CANCELLED, because it has lost no GPU of its own.
+    The outcome of this other member becomes CANCELLED, because it has not lost a GPU.
     """
     stopped_with_gang = (
         outcome == ReasonCode.GPU_ERROR

@@ -75,7 +75,7 @@ def release_gang(workload: Workload) -> None:
         nudge.hosts(run.host_id for run in members)
 
 
-# A GPU failure can end a run. The failure can be reported until this long after the end of the run.
+# A GPU failure can end a run. The host may report the failure up to this long after the end of the run.
 GPU_FAULT_WINDOW = timedelta(minutes=1)
 LOSS_CODES = (ReasonCode.GPU_ERROR, ReasonCode.HOST_LOST, ReasonCode.LEASE_LOST)
 

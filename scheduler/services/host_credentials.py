@@ -76,9 +76,9 @@ def redeem_join_token(
 ) -> tuple[Host, HostCredential]:
     """Make the agent ``instance`` the agent of the token's host. Earlier agents are rejected from now on.
 
-    If the response was lost, the agent may repeat the request. A used token stays valid for the instance and
-    the key that it registered, until the agent has used its credential. A repeated request gives a new
-    credential, and the credential of the lost response becomes invalid.
+    If the response was lost, the agent may repeat the request. Until the agent has used its credential, the
+    token stays valid for the same instance and key. A repeated request gives a new credential, and the
+    credential of the lost response becomes invalid.
 
     Raises OperationRejected with one of the codes ``host_is_removed``, ``join_token_unknown``,
     ``join_token_spent``, ``join_token_expired``, ``join_token_of_another_host`` and ``join_key_not_proven``.
@@ -256,8 +256,8 @@ def _host_of_expired(text: str, now: datetime) -> Host | None:
         return host if ends <= now < ends + CREDENTIAL_RENEWABLE_FOR else None
     is_next = hmac.compare_digest(_hash(_credential_text_after(host.pk, _hash(text))), host.credential_hash)
     unused = host.last_sync_at is None or host.last_sync_at < ends - CREDENTIAL_TTL
-    # If the response to a renewal was lost, the host still has the previous credential. It is accepted while
-    # nobody has used the new credential.
+    # If the response to a renewal was lost, the host still has the previous credential. The previous
+    # credential is accepted while nobody has used the new credential.
     return host if is_next and unused and now < ends + CREDENTIAL_RENEWABLE_FOR else None
 
 
@@ -324,7 +324,7 @@ def revoke_credential(host: Host, *, now: datetime) -> bool:
 def record_rejected_agent(
     host_id: int, *, reason: str, code: str = "", instance: str = "", boot_id: str = "", now: datetime
 ) -> None:
-    """Record an agent that was rejected as this host, and the reason. The host's page shows the last one.
+    """Record an agent that claimed to be this host and was rejected. The host's page shows the last one.
 
     Unknown values stay empty. ``code`` is ``agent_copy`` or ``agent_second`` if an operator has to choose
     between two agents. Otherwise it is empty.

@@ -179,8 +179,9 @@ def set_maintenance(
 ) -> MaintenanceWindow:
     """Add a maintenance window to a host.
 
-    No work is placed on the host that would run into the window. The work on the host is drained before the
-    window starts. Raises OperationRejected ``host_is_removed`` or the rejection of ``check_maintenance``.
+    Work that could still run at the start of the window is not placed on the host. The work on the host is
+    drained before the window starts. Raises OperationRejected ``host_is_removed`` or the rejection of
+    ``check_maintenance``.
     """
     if locks.hosts([host.pk])[host.pk].removed_at is not None:
         raise OperationRejected("host_is_removed", (("host", host.name),))

@@ -1,7 +1,8 @@
 """Record an operator's statement that a machine is powered off.
 
-Only this statement can end the machine's work before its silence limit has passed. The same holds during a
-mass silence, in which so many hosts are silent that the network is the likely cause.
+Only this statement can end the machine's work before its silence limit has passed. During a mass silence, the
+work of a machine that does not report ends only with this statement. A mass silence means that so many hosts
+are silent that the network is the likely cause.
 """
 
 from __future__ import annotations

@@ -167,8 +167,9 @@ class _BudgetLimits:
 def _earliest_start(gate: BudgetGate, length: timedelta, before: Window | None) -> datetime | None:
     """Return the earliest start at which ``gate`` allows a window of this length.
 
-    A window is allowed if it has no more time before the gate opens than the present window ``before``.
-    Return None if any start is allowed. Without ``before``, the result is the time at which the gate opens.
+    The window may reserve only as much time before the opening of the gate as the present window ``before``
+    does. Return None if any start is allowed. Without ``before``, the result is the time at which the gate
+    opens.
     """
     taken = timedelta(0)
     if before is not None:

@@ -44,15 +44,15 @@ OPEN_DIAGNOSTIC_STATES = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
 # offline for a short time.
 DIAGNOSTIC_ANSWER_MARGIN = timedelta(seconds=120)
 DIAGNOSTIC_RETRY_AFTER = timedelta(minutes=10)  # time from a stopped diagnostic to the next try
-# Tries for each quarantine of a GPU, or for each time its host is closed after failed attempts. Afterwards an
-# operator has to check the GPU.
+# The diagnostics of a GPU that are tried after it was quarantined, or after its host was closed because of
+# failed attempts. After the last try, an operator has to check the GPU.
 MAX_DIAGNOSTIC_TRIES = 3
-# The limit for periodic diagnostics is one in 8 GPUs of the pool, but at least one GPU. No new one begins
-# while that many GPUs have an open diagnostic.
+# A periodic diagnostic is requested only while fewer than one in 8 GPUs of the pool (but at least one GPU)
+# have an open diagnostic.
 PERIODIC_SHARE = 8
 TAKE_OUT_WINDOW = timedelta(hours=1)
-# The limit for taking out GPUs in service is one in 8 GPUs of the pool, but at least one GPU. A GPU stays in
-# service while that many other GPUs are out after a diagnostic that failed within the window.
+# A GPU in service is taken out only while fewer than one in 8 GPUs of the pool (but at least one GPU) are out
+# after a diagnostic that failed within TAKE_OUT_WINDOW.
 TAKE_OUT_SHARE = 8
 MAX_CHECKS = 50
 
@@ -225,9 +225,9 @@ def _end(row: Diagnostic, new: DiagnosticState, now: datetime, **facts: object) 
 def _may_take_out_unattended(gpu: Gpu, row: Diagnostic, now: datetime) -> bool:
     """Return True if a GPU in service may be taken out without an operator.
 
-    The other GPUs of the pool that failed a diagnostic within TAKE_OUT_WINDOW and are out must be few enough
-    (see TAKE_OUT_SHARE). Many failures at once are rarely caused by broken GPUs. The cause may be a new
-    driver or a bug.
+    The result is False if diagnostics within TAKE_OUT_WINDOW have already taken out as many other GPUs of the
+    pool as TAKE_OUT_SHARE allows. Many failures at once are rarely caused by broken GPUs. The cause may be a
+    new driver or a bug.
     """
     # The caller has locked the pool. If two hosts report at the same time, the second report is stored after
     # the result of the first report.
@@ -310,7 +310,7 @@ def _end_overdue(now: datetime) -> None:
 
 
 def _idle_gpus(gpus: QuerySet[Gpu]) -> QuerySet[Gpu]:
-    """Return those of ``gpus`` that are on a live host, are not held and have no open diagnostic."""
+    """Return the GPUs in ``gpus`` that are on a live host, are not held and have no open diagnostic."""
     held = Allocation.objects.filter(unit__gpu=OuterRef("pk"), period__upper_inf=True)
     diagnosed = Diagnostic.objects.filter(gpu=OuterRef("pk"), state__in=OPEN_DIAGNOSTIC_STATES)
     answering = gpus.filter(retired_at=None, host__lease_state=LeaseState.ALIVE)
@@ -323,8 +323,9 @@ def _due_after_quarantine(now: datetime) -> list[Gpu]:
     )
     due = []
     for gpu in _idle_gpus(quarantined).exclude(state_reason=NOT_REPORTED):
-        # The quarantine began after the GPU's last recorded state other than quarantined or diagnosing. A
-        # stopped diagnostic returns the GPU to quarantine, but this does not count as a new quarantine.
+        # Count only diagnostics of the present quarantine. It began after the last recorded state that is
+        # neither quarantined nor diagnosing. A diagnostic that was stopped returns the GPU to the same
+        # quarantine.
         since = (
             GpuStateChange.objects.filter(gpu=gpu)
             .exclude(repair_state__in=(RepairState.QUARANTINED, RepairState.DIAGNOSING))

@@ -243,7 +243,7 @@ def store_inventory(host: Host, inventory: Inventory, now: datetime) -> bool:
 
 
 def _known_gpus(host: Host, reported: Sequence[str]) -> dict[str, Gpu]:
-    """Return the GPU rows of the host by uuid, with reported GPUs that another host of the pool had before.
+    """Return the GPU rows of the host by uuid, and the rows of GPUs that came from another host of the pool.
 
     Rows of another pool or of a removed host are left out, because they are kept as history. A GPU that has
     only such rows gets a new row.
@@ -323,7 +323,8 @@ def _create_gpus(host: Host, new: list[GpuSeen], now: datetime) -> None:
 def _earlier_repairs(uuids: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the repair state and reason of GPUs that were quarantined or out in an earlier row, by uuid.
 
-    An earlier row belongs to a former host or pool of the GPU. These rows no longer count as missing.
+    An earlier row belongs to a former host or pool of the GPU. ``missing_since`` of these rows is cleared,
+    because the GPU was found again.
     """
     rows = Gpu.objects.filter(uuid__in=uuids)
     last = {gpu.uuid: gpu for gpu in rows.order_by("pk")}

@@ -190,7 +190,7 @@ def _store_run(
     if told.state == RunState.ENDED:
         at = parse_timestamp(told.ended_at) or now
         if heard_before is not None and run.state != RunState.PLACED:
-            at = max(at, heard_before)  # the last report still had it as live, so it did not end earlier
+            at = max(at, heard_before)  # the run was live in the last report, so it did not end earlier
         outcome = _outcome(run, told)
         events = _gpu_fault_events(told, gpu_faults) if outcome == ReasonCode.FAILED else []
         outcome = str(ReasonCode.GPU_ERROR) if events else outcome

@@ -147,7 +147,7 @@ class EvictionCandidates:
             state.host_of[units[useful]] * len(candidates) + position[useful], return_counts=True
         )
         self.host, self.victim = pairs // len(candidates), candidates[pairs % len(candidates)]
-        self.victims = candidates[np.unique(position[useful])].tolist()  # those that free a usable unit
+        self.victims = candidates[np.unique(position[useful])].tolist()  # victims that free a usable unit
 
     def on_host(self, host: int) -> list[tuple[int, int]]:
         """Return (victim, units that the victim would free on the host), the cheapest victim first."""
@@ -160,9 +160,11 @@ class EvictionCandidates:
 def evictable_for(state: PoolState, queued: QueuedWorkload, kind: int, may_reclaim_borrowed: bool) -> Ints:
     """Return the indices of the running work that the workload may evict, ordered by eviction cost.
 
-    This is evictable work of its own team with lower priority. If ``may_reclaim_borrowed`` is True, it is
-    also evictable work of other teams that hold more than their guarantee (the slots that a team can always
-    have). Work is evictable if it is preemptible, is not stopping, and has run for the pool's minimum time.
+    A workload may evict evictable work of its own team with lower priority. Both must be in the same
+    reservation, or both outside reservations. If ``may_reclaim_borrowed`` is True, it may also evict
+    evictable work of other teams that hold more than their guarantee (the slots that a team can always have).
+    It never evicts the workload for which it was evicted last. Work is evictable if it is preemptible, is not
+    stopping, and has run for the pool's minimum time.
     """
     own = state.team_work_by_eviction_cost(queued.team)
     own = own[state.evictable[own] & (state.run_priority[own] < queued.priority)]

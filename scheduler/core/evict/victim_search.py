@@ -13,12 +13,14 @@ the time since its last checkpoint, plus half an hour for each past eviction. Ex
 since the checkpoint and one past eviction cost 2 x (10 + 30) = 80 GPU-minutes. Without the half hours, a
 workload that is small or saves often would be evicted again and again.
 
-A first search takes only victims whose slots are wholly borrowed. Only if it fails, a second search may take
-victims that are partly borrowed. The cost does not matter for this choice.
+A first search takes only victims whose slots are wholly borrowed. Only if the first search fails, a second
+search may also take victims whose slots are partly borrowed. This holds even if the second search would find
+cheaper victims.
 
-The search goes host by host and continues with the host that adds the least cost. On one host it finds the
-cheapest set exactly, if the exact set is allowed and suffices. At the end it removes unnecessary victims, the
-most expensive first.
+The search goes host by host and continues with the host that adds the least cost. On each host it computes
+the cheapest set of victims that frees enough units. If this set is not allowed, or frees too little CPU or
+memory, the search adds victims one by one instead. At the end it removes unnecessary victims, the most
+expensive first.
 """
 
 from __future__ import annotations

@@ -84,8 +84,9 @@ class VictimSet:
     def over_guarantee(self, victim: int, extra_victims: Sequence[int]) -> int:
         """Return the guaranteed slots that the victim's team would lose by the eviction of this victim.
 
-        The eviction is assumed to follow those of the set and of ``extra_victims``. Example: the team borrows
-        6 slots, earlier victims hold 4, and this victim holds 5. Then the team loses 3 guaranteed slots.
+        The victims of the set and ``extra_victims`` are assumed to be evicted before it. Example: the team
+        borrows 6 slots, earlier victims hold 4, and this victim holds 5. Then the team loses 3 guaranteed
+        slots.
         """
         team = self.state.running[victim].team
         if team == self.team:
@@ -107,8 +108,9 @@ class VictimSet:
     def is_allowed(self, extra_victims: Sequence[int]) -> bool:
         """Return True if these victims may be added to the set.
 
-        Usually no other team may lose guaranteed slots. If ``may_cross_guarantee`` is True, the last victim
-        of a team may take some, if the team still borrows slots before this eviction.
+        Usually no other team may lose guaranteed slots. If ``may_cross_guarantee`` is True, the largest
+        victim of each team may take guaranteed slots. The team must then still borrow slots after the
+        eviction of its other victims.
         """
         for team in {self.state.running[v].team for v in extra_victims} - {self.team}:
             slots = [*self.slots_taken[team], *self._slots_of(team, extra_victims)]

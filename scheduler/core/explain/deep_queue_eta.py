@@ -5,8 +5,8 @@ An ask is the hardware that a workload requests. A kind is a set of units that a
 ``Forecast`` gives the first waiting workloads their hosts and start times. This module continues with the
 later workloads. For each kind it has the number of units that are expected to be free at each time. Each
 workload, in queue order, gets the earliest time from which enough units are free for its duration. Its units
-are then subtracted, so that later workloads cannot use them. A small ask may start before larger asks ahead
-of it, as it will in reality. No workload delays a workload ahead of it.
+are then subtracted, so that later workloads cannot use them. The estimate lets a small ask start before
+larger asks ahead of it, as the planner does. No workload delays a workload ahead of it.
 
 A piece of size 4 is 4 free units on one host. Units are counted in pieces, because an ask for 4 units on a
 host cannot use 4 hosts with one free unit each. Example: hosts with 6 and 3 free units have 4 units in whole
@@ -30,8 +30,8 @@ from scheduler.core.model.snapshot import QueuedWorkload
 # Up to this many workloads behind the forecast are counted one by one. The start of later workloads is
 # estimated from the pool's throughput.
 MAX_COUNTED_SINGLY = 2_000
-# The most times at which units are counted, because more times make the estimate slower. A time that is later
-# than all others is always added, even above this limit.
+# Units are counted at no more than this many times, because more times make the estimate slower. Only a time
+# that is later than all others is added above this limit.
 MAX_TIME_POINTS = 256
 
 

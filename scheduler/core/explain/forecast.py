@@ -1,8 +1,8 @@
 """Forecast the number of free units on each host over time.
 
-The first waiting workloads take units from the forecast one after another, in queue order. So it gives them
-their expected starts. ``DeepQueueEta`` gives the later workloads a coarser estimate. A kind is a set of units
-that requests cannot tell apart.
+The first waiting workloads take units from the forecast one after another, in queue order. The time at which
+a workload can take its units is its expected start. ``DeepQueueEta`` gives the later workloads a coarser
+estimate. A kind is a set of units that requests cannot tell apart.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from scheduler.core.model.pool_state import PoolState, eviction_lead_seconds
 from scheduler.core.model.snapshot import Ask
 from scheduler.core.promises.promise_timeline import PromiseTimeline
 
-# The most points of the forecast's time grid. More points would be slower and no better, because predicted
-# runtimes are not precise.
+# The maximum number of points of the forecast's time grid. More points would make the forecast slower. They
+# would not make it better, because predicted runtimes are not precise.
 MAX_FORECAST_TIME_POINTS = 96
 
 
@@ -152,8 +152,8 @@ class Forecast:
         """Return (time, hosts): the first time from which the ask fits on these hosts for ``seconds``.
 
         The time is ``not_before`` or later. Return None if there is no such time. If ``evictable_after`` is
-        given, the work can be evicted once it has run for this many seconds. A later reservation is then no
-        obstacle.
+        given, the work can be evicted once it has run for this many seconds. A reservation that begins after
+        these seconds then does not prevent the start.
         """
         profile = self.profile(kind)
         labels = self.state.hardware.hosts_with_capacity(ask)

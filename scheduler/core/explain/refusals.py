@@ -1,11 +1,12 @@
 """Record refusals. A refusal says why a workload waits, its position, its expected start, and its blockers.
 
 Blockers are the workloads that must end first. ``WaitReasons`` finds the reason. ``Forecast`` gives the
-expected start, after all work ahead in the queue has taken its units.
+expected start. The units of all work ahead in the queue are subtracted from the forecast first.
 
-For the first refused workloads, units are held: other work may use a held unit only if it is expected to end
-before the workload's expected start. Otherwise a large workload could starve, because small workloads take
-every unit that becomes free. Headroom (slots below a quota or cap) is reserved for the same reason.
+Units are held for the first refused workloads. Other work may use a held unit only if that work is expected
+to end before the expected start of the refused workload. Otherwise a large workload could starve, because
+small workloads take every unit that becomes free. Headroom (slots below a quota or cap) is reserved for the
+same reason.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ SHORT_QUEUE_SECONDS = 72 * 3600  # A queue is short if the pool could finish it 
 # For this many workloads of a pool, the forecast computes the expected start. For later workloads,
 # ``DeepQueueEta`` gives a coarser estimate.
 FORECAST_DEPTH = 64
-# If no units of a kind are held for the first FORECAST_DEPTH workloads, the forecast also computes the
-# expected start of up to this many later workloads that can use the kind.
+# If none of the first FORECAST_DEPTH workloads holds units of a kind, the forecast also covers this many
+# later workloads that can use the kind.
 MAX_DEEP_TRIES_PER_KIND = 8
 MAX_BLOCKERS_NAMED = 20
 
@@ -224,10 +225,11 @@ class RefusalRecorder:
     def _reserve_headroom(self, queued: QueuedWorkload) -> ReservedHeadroom | None:
         """Reserve headroom for ``queued`` if it is its team's first workload that waits for quota of a model.
 
-        The model is that of the first kind of units in the ask. Return None if ``queued`` is not the first,
-        or if it would not get enough slots even after all running work of the team has ended. Work behind
-        ``queued`` that does not end before ``queued`` can start may then use only surplus slots. Otherwise
-        small workloads of the team could keep the team at its limit.
+        The model is the model of the ask's first kind of units. Return None if ``queued`` is not the first,
+        or if it would not get enough slots even after all running work of the team has ended.
+
+        Later work of the team that would still run when ``queued`` can start may use only the slots that
+        ``queued`` does not need. Otherwise small workloads of the team could keep the team at its limit.
         """
         state, kinds = self.state, self.state.kinds_for(queued.ask)
         key = queued.team, state.kinds[kinds[0]].model
@@ -251,8 +253,9 @@ class RefusalRecorder:
     def _reserve_user_headroom(self, queued: QueuedWorkload) -> ReservedHeadroom | None:
         """Reserve headroom for ``queued`` if it is its user's first workload that waits for the user cap.
 
-        Return None if it is not, or if it would not get enough slots even after all running work of the user
-        has ended. Without the reserved slots, smaller jobs of the user could starve it.
+        Return None if ``queued`` is not the first, or if it would not get enough slots even after all running
+        work of the user has ended. Without the reserved slots, smaller jobs of the user could starve
+        ``queued``.
         """
         state, kinds = self.state, self.state.kinds_for(queued.ask)
         if state.policy.max_slots_per_user is None or queued.reservation is not None:
@@ -275,7 +278,8 @@ class RefusalRecorder:
     ) -> tuple[int, tuple[int, ...]]:
         """Return (expected start, held units) of a workload for which headroom is reserved.
 
-        Units are also held if possible. Otherwise the units could be in use when the headroom is available.
+        Units are also held if possible. Without held units, all units could be in use when the headroom is
+        available.
         """
         held: tuple[int, ...] = ()
         first = self.state.kinds_for(queued.ask)[:1]
@@ -287,7 +291,7 @@ class RefusalRecorder:
     def _start_behind_own_team(self, queued: QueuedWorkload) -> tuple[int | None, tuple[int, ...]]:
         """Return (expected start, blockers) of a workload that waits behind other work of its team or user.
 
-        Headroom is reserved for this other work, and both values are those of the other work.
+        Headroom is reserved for the other work. Return its expected start and its blockers.
         """
         own_headroom = self.state.ledger.reserved_user_headroom.get(queued.user)
         if own_headroom is not None and not any(
@@ -377,8 +381,8 @@ class RefusalRecorder:
     def _hold_units(self, queued: QueuedWorkload, kind: int, hosts: list[int], start: int) -> tuple[int, ...]:
         """Hold units on the hosts on which the workload is expected to start. Return the ids of the units.
 
-        On each host, the units that become free last before the start are chosen. The other units, which are
-        free for a longer time, stay usable for other work.
+        On each host, choose the units that become free shortly before the start. Units that become free
+        earlier stay usable for other work until then.
         """
         assert self.forecast is not None
         state = self.state
@@ -413,9 +417,9 @@ class RefusalRecorder:
     def _start_within_limits(self, queued: QueuedWorkload, code: str) -> tuple[int | None, tuple[int, ...]]:
         """Return (time, blockers) of a workload that waits for its team's quota or its user's cap.
 
-        At this time, enough work of the team or user is expected to have ended for at least one kind of
-        units. The blockers are the ids of this work, without work that this plan started. The time is None if
-        no kind has such a time.
+        At this time, enough work of the team or user is expected to have ended, so that quota and cap allow
+        the start on one kind of units. The blockers are the ids of this work, without work that this plan
+        started. The result has the kind with the earliest time. The time is None if no kind has such a time.
         """
         ends = [self._end_of_own_work(queued, kind, code) for kind in self.state.kinds_for(queued.ask)]
         options = [
@@ -429,9 +433,9 @@ class RefusalRecorder:
         """Return (time, blockers, surplus) for one kind of units.
 
         At this time, enough work of the team (or user) is expected to have ended. The blockers are the ids of
-        this work, without work that this plan started. The surplus is the number of slots that the work
-        releases and that the workload does not need. Return None if the end of all this work would not be
-        enough, or if no work has to end.
+        this work, without work that this plan started. The surplus is the number of released slots that the
+        waiting workload does not need. Return None if the workload would exceed its limit even after all work
+        of the team (or user) has ended, or if no work has to end.
         """
         state = self.state
         model, need = state.kinds[kind].model, state.slots_needed(queued.ask, kind)
@@ -508,8 +512,9 @@ class RefusalRecorder:
         """Return (time, blockers) of a workload that waits for other work inside its reservation.
 
         At this time, enough work inside the reservation is expected to have ended. The blockers are the ids
-        of this work. If the reservation has no units yet, the time is now plus the duration of an eviction,
-        without blockers. The time is None if not enough work ends before the reservation's end.
+        of this work. If the reservation has no units yet, the time is now plus notice and grace of an
+        eviction, and there are no blockers. The time is None if not enough work ends before the reservation's
+        end.
         """
         state = self.state
         reservation = state.reservation_by_id[queued.reservation or 0]

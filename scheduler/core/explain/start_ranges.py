@@ -17,8 +17,8 @@ UPPER_PERCENTILE, LOWER_PERCENTILE = 85, 15  # percentiles of (actual wait / exp
 MAX_OUTCOMES = 400  # the number of latest waits that are used
 SIMILAR_WAIT_FACTOR = 3  # two expected waits are similar if they differ by at most this factor
 MIN_OUTCOMES = 20
-# Shorter waits count as this long in a ratio. Otherwise an error of a few seconds in a short wait would give
-# a large ratio.
+# For a ratio, a shorter wait is replaced by this time. Otherwise an error of a few seconds in a short wait
+# would give a large ratio.
 MIN_WAIT_SECONDS = 60
 DEFAULT_UPPER_RATIO, DEFAULT_LOWER_RATIO = 3.0, 0.25  # used while there are too few past waits
 
@@ -76,14 +76,15 @@ class EstimateOutcome:
     """One expected wait that was shown to a user, and the actual wait of the workload, in seconds.
 
     ``latest_wait`` is the upper end of the range that was shown, or None if no range was shown. ``waited`` is
-    the time until the workload started or left the queue. If it still waits, it is the time until now.
+    the time until the workload started or left the queue. For a workload that still waits, ``waited`` is the
+    time until now.
     """
 
     expected_wait: int
     latest_wait: int | None
     waited: int
     started: bool
-    simulated: bool = False  # True if it belongs to the simulated past of a demo site
+    simulated: bool = False  # True for a wait in the simulated past of a demo site
 
     @property
     def is_conclusive(self) -> bool:

@@ -1,8 +1,9 @@
 """Find the reason why a workload waits.
 
-The reason is the first obstacle without which the workload would start. To find it, the placement is tried
-several times, and each time one more kind of obstacle is ignored. Some obstacles are promises: a free unit is
-held for work ahead in the queue, or needed soon by maintenance or a reservation.
+Several obstacles may prevent a start. To find the reason, the placement is tried several times, and each time
+one more kind of obstacle is ignored. When the placement succeeds, the obstacle that was ignored last is the
+reason. Some obstacles are promises: a free unit is held for work ahead in the queue, or needed soon by
+maintenance or a reservation.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ class WaitReasons:
         """Return the reason if the workload must leave slots to other work of its team or user.
 
         The slots are headroom that is reserved for work ahead in the queue, or a part of the guarantee that
-        an upcoming reservation of the team needs. Return None if some kind of units is not affected.
+        an upcoming reservation of the team needs. Return None if the workload may use at least one kind of
+        units in spite of this.
         """
         state = self.state
         for kind in self._possible_kinds(queued):
@@ -230,7 +232,7 @@ class WaitReasons:
     def _hosts_closed(self, queued: QueuedWorkload, kinds: list[int]) -> Reason:
         """Return the reason why too few hosts that could serve the workload take new work.
 
-        It is maintenance, full disks, or another state of the hosts.
+        The reason is maintenance, full disks, or another state of the hosts.
         """
         state = self.state
         if any(fits_on_empty_hosts(state, queued.ask, kind, state.in_service) for kind in kinds):

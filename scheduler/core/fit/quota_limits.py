@@ -121,9 +121,9 @@ def conflicting_own_reservation(
 ) -> UpcomingReservation | None:
     """Return the team's first upcoming reservation that leaves too little of the guarantee for the workload.
 
-    Only non-preemptible work that would still run at the reservation's start is checked. It cannot be
-    evicted. If it exceeded the guarantee together with the reservation, other teams could not get their own
-    guaranteed units back. None means that no reservation conflicts.
+    Only non-preemptible work that would still run at the reservation's start is checked, because it cannot be
+    evicted. If this work and the reservation together exceeded the guarantee, other teams could not get their
+    own guaranteed units back. Return None if no reservation conflicts.
 
     Example: a team with a guarantee of 8 GPUs has a reservation of 6 GPUs in 2 hours. A notebook with 4 GPUs
     and a limit of 8 hours conflicts with it.
@@ -155,10 +155,10 @@ def _max_firm_slots_with_others(
 ) -> list[tuple[UpcomingReservation, int]]:
     """Return (reservation, slots) for each upcoming reservation of a team.
 
-    The slots are the most that the team's non-preemptible work and bound reservations may hold now. This
-    number is the guarantee at the reservation's start, minus the slots of the team's upcoming reservations
-    that are in progress then (this one included), plus the slots that will be released by then. The result is
-    cached for the cycle (one run of the planner).
+    The slots are the most that the team's non-preemptible work and bound reservations may hold now. To
+    compute them, take the team's guarantee at the start of the reservation. Subtract the slots of all
+    upcoming reservations of the team that are in progress at this start, with this reservation. Add the slots
+    that the team will release by this start. The result is cached for the cycle (one run of the planner).
     """
     cached = state.ledger.max_firm_with_others_cache.get(team_model)
     if cached is None:

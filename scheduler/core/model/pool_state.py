@@ -49,8 +49,8 @@ QUEUE_HOLDS, MAINTENANCE, RESERVATIONS = (
     "maintenance",
     "reservations",
 )
-# In the cost of an eviction, each past eviction of the workload counts like this much lost work. So different
-# workloads are evicted in turn.
+# Each past eviction of a workload raises the cost of its next eviction, as if this much more work were lost.
+# Without this cost, the same workloads would be evicted again and again.
 COST_PER_PAST_EVICTION_SECONDS = 30 * 60
 
 
@@ -218,9 +218,9 @@ class PoolState:
     def expected_end_times(self) -> Ints:
         """Return the time at which each running workload is expected to end.
 
-        A workload that has run longer than predicted is expected to run for the same time once more, up to
-        its runtime limit. Example: predicted 1 hour, running for 3 hours: 3 more hours. A stopping workload
-        is expected to end at its deadline.
+        A workload that has already run longer than predicted is expected to run for as long again, up to its
+        runtime limit. Example: it was predicted to run 1 hour and has run for 3 hours, so 3 more hours are
+        expected. A stopping workload is expected to end at its deadline.
         """
         table, now = self.table, self.now
         overrun = np.maximum(now + 1, np.minimum(table[UNTIL], now + (now - table[STARTED])))
@@ -376,10 +376,10 @@ class PoolState:
         self.time_classes.clear()
 
     def next_promise_after(self, promise_kind: str, time: int) -> int:
-        """Return the earliest start that a promise on a unit may have if the unit is used until ``time``.
+        """Return the start of the first promise of a kind at or after ``time``.
 
-        This is the start of the first promise at or after ``time``, or FAR_FUTURE if all promises begin
-        before ``time``. Return 0 if no promise begins before ``time``: then every unit may be used.
+        A workload that uses a unit until ``time`` may take it only if the promise on the unit does not begin
+        before the result. The result is FAR_FUTURE if all promises begin before ``time``, and 0 if none does.
         """
         times = self._promise_times[promise_kind]
         if not times or times[0] >= time:
@@ -388,11 +388,11 @@ class PoolState:
         return times[place] if place < len(times) else FAR_FUTURE
 
     def skip_bounds(self, queued: QueuedWorkload, expected: int) -> tuple[int, int]:
-        """Return (expected runtime, runtime limit) in seconds: the bounds from which on work can be skipped.
+        """Return (expected runtime, runtime limit) in seconds: lower bounds for work that can be skipped.
 
-        ``queued`` got no units, and ``expected`` is its expected runtime in seconds. Suppose that another
-        workload differs only in its times. If both of its values are at least the bounds, it cannot get units
-        either, so the planner may skip it.
+        ``queued`` got no units, and ``expected`` is its expected runtime in seconds. The planner may skip
+        another workload with the same request if its expected runtime and its runtime limit are not below
+        these bounds. Such a workload cannot get units either.
         """
         times = self.promise_times(QUEUE_HOLDS)
         place = bisect_left(times, self.now + expected)
@@ -549,7 +549,7 @@ class PoolState:
         )
 
     def earmark(self, queued: QueuedWorkload, units: list[int], victims: list[int]) -> None:
-        """Keep units, and CPU and memory on their hosts, for a workload for which the victims are evicted."""
+        """Keep units for a workload, and CPU and memory on their hosts. The victims are evicted for it."""
         self._remove_from_free(units)
         for host in {int(self.host_of[u]) for u in units}:
             victims_here = [

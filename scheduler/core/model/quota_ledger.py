@@ -20,9 +20,9 @@ from scheduler.core.model.snapshot import PoolInfo, PoolKind, QuotaInfo, Running
 UNLIMITED_SLOTS = 1 << 60
 
 TeamAndModel = tuple[int, str]  # (team, model)
-# The quota tiers of a start, the first in the queue first:
+# The quota tiers of a start. Work in an earlier tier comes first in the queue.
 # - WITHIN_GUARANTEE: after the start, the team holds at most its guarantee.
-# - BELOW_GUARANTEE: the team is below its guarantee now, but exceeds it by the start.
+# - BELOW_GUARANTEE: the team is below its guarantee now, and above it after the start.
 # - BORROWING: the team already holds its whole guarantee, so all slots of the start are borrowed.
 QUOTA_TIERS = WITHIN_GUARANTEE, BELOW_GUARANTEE, BORROWING = (
     0,
@@ -289,7 +289,7 @@ class QuotaLedger:
 
         The result is negative if the team holds less than its guarantee. Slots of work that is already
         stopping do not count. Slots that this plan placed do not count either: the new work cannot be evicted
-        yet, and the team must not lose older work because of it.
+        yet, and older work of the team must not be evicted because of the new work.
         """
         return self.held_at_start[team, model] - self.stopping[team, model] - self.guarantee(team, model)
 

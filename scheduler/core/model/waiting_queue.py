@@ -183,8 +183,8 @@ class PoolQueue:
         user = 0 if self.policy.max_slots_per_user is None else queued.user
         number = self.hardware.ask_number(queued.ask)
         # The key does not say for which workload a member was evicted. Members may therefore differ in the
-        # work that they may not evict in return. Nothing is missed, because the planner skips no member of a
-        # class that may evict work.
+        # work that they may not evict in return. This difference is safe, because the planner tries every
+        # member of a class that may evict work.
         evicted = queued.evicted_by is not None
         owner = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, evicted
         return number, owner

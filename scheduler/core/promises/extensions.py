@@ -1,6 +1,6 @@
 """Check whether a reservation may be extended, and whether running work may exceed its runtime limit.
 
-A reservation can be kept if enough units are left for its whole time after all other promises.
+A reservation can be kept if enough units have no other promise during its whole time.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _kept_if_extended(snapshot: Snapshot, state: PoolState, reservation: int, en
 
 
 def _units_in_maintenance(timeline: PromiseTimeline, units: set[int], end: int, now: int) -> set[int]:
-    """Return those of ``units`` whose hosts have maintenance between ``now`` and ``end``."""
+    """Return the units in ``units`` whose hosts have maintenance between ``now`` and ``end``."""
     return {
         interval.unit
         for interval in timeline.promised_intervals
@@ -101,7 +101,7 @@ def _extension_quota_violation(
     requester: ReservationRequester,
     end: int,
 ) -> Reason:
-    """Return the reason if quotas or the user cap do not allow the added time. The code is "" if they do."""
+    """Return the reason if quotas or the user cap forbid the added time. Otherwise the code is ""."""
     state = timeline.state
     used: dict[str, int] = {}
     for unit in own_units:
@@ -117,10 +117,10 @@ def _extension_quota_violation(
 def check_longer_runtime(snapshot: Snapshot, workload: int, until: int, now: int) -> WindowCheckResult:
     """Check whether running work may stay until ``until``, which is later than its runtime limit.
 
-    It may stay if no maintenance of its hosts is in progress or begins before ``until``, and if no
-    reservation is lost that could be kept without this workload. Otherwise the number ``latest`` in the
-    result is the latest runtime limit that is possible. This is the present limit if no later limit is
-    possible.
+    It may stay if no maintenance of its hosts is in progress or begins before ``until``, and if every
+    reservation that can be kept without this workload can also be kept with it. Otherwise the number
+    ``latest`` in the result is the latest runtime limit that is possible. If no later limit is possible,
+    ``latest`` is the present limit.
 
     Preemptible work may always stay, because it can be evicted. Work inside a reservation may always stay,
     because the reservation is the limit. Work that is stopping or no longer runs is not checked.

@@ -1,14 +1,14 @@
 """Compute for which times each unit is promised: to a reservation, to maintenance, or to running work.
 
-Running work counts until the earliest time at which its units can be relied on to be free: its deadline or,
-for preemptible work, the earliest end of an eviction if that is sooner. A reservation is bound when it gets
-its units, which is at its start. Before that it has no fixed units. To check that every reservation can be
-kept, each unbound reservation gets *tentative* units here. These units have no other promise in the
-reservation's window. If the window begins before an eviction could be complete, the time until then does not
-count. New work is placed on tentative units only if it ends or can be evicted before the reservation starts.
+Units of running work are promised until the work has certainly released them. This is its deadline or, for
+preemptible work, the earliest end of an eviction if that is sooner. A reservation is bound when it gets its
+units, which is at its start. Before that it has no fixed units. To check that every reservation can be kept,
+each unbound reservation gets *tentative* units here. These units have no other promise in the reservation's
+window. An eviction that begins now takes some time. Promises that end within this time are ignored. New work
+is placed on tentative units only if it ends or can be evicted before the reservation starts.
 
 A bound reservation also gets tentative units if its hosts have maintenance before its end. It needs them from
-the beginning of the maintenance on. If there are none, it keeps its present units.
+the beginning of the maintenance on. If there are no such units, the reservation keeps its present units.
 
 A team's guarantee is the number of slots that it can always have. The slots that it holds above its guarantee
 are borrowed.
@@ -31,9 +31,9 @@ from scheduler.core.model.snapshot import PoolKind, ReservationInfo
 from scheduler.core.promises.guaranteed_work import GuaranteedWork
 from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
-# A full disk is usually cleared within minutes. Therefore the planner promises units of a host with a full
-# disk only for times that are at least this many seconds, plus notice and grace (the duration of an
-# eviction), after now.
+# A full disk is usually cleared within minutes. Therefore the planner does promise units of a host with a
+# full disk, but not for the near future. A promise must begin at least this many seconds plus notice and
+# grace (the duration of an eviction) after now.
 DISK_CLEANUP_SECONDS = 3600
 
 
@@ -75,11 +75,11 @@ def has_full_disks(state: PoolState) -> bool:
 
 
 def earliest_release_times(state: PoolState) -> Ints:
-    """Return, for each running workload, the earliest time from which its units can be relied on to be free.
+    """Return, for each running workload, the time at which it has certainly released its units.
 
-    For non-preemptible work this is its deadline. Preemptible work can be evicted. So for this work it is the
-    earliest time at which an eviction could be complete, or the deadline if that is sooner. For stopping work
-    it is the time by which the work must have stopped.
+    For non-preemptible work this is its deadline. For preemptible work it is the earliest time at which an
+    eviction could be complete, or the deadline if that is sooner. For stopping work it is the time by which
+    the work must have stopped.
     """
     table, now = state.table, state.now
     limit = np.maximum(table[UNTIL], now + 1)
@@ -95,9 +95,9 @@ def earliest_release_times(state: PoolState) -> Ints:
 def relocation_of(state: PoolState, reservation: ReservationInfo) -> ReservationInfo | None:
     """Return the part of a bound reservation that needs other units because of maintenance.
 
-    The part begins with the first maintenance of the hosts of its units, or now if that has begun. It is
-    returned as a reservation without units. The result is None if the reservation has no units, or if its
-    hosts have no maintenance before its end.
+    The part begins with the first maintenance of the reservation's hosts, or now if this maintenance has
+    begun. The part is returned as a reservation without units. The result is None if the reservation has no
+    units, or if its hosts have no maintenance before its end.
     """
     if not (reservation.units and state.maintenance):
         return None
@@ -319,9 +319,9 @@ class PromiseTimeline:
     def find(self, reservation: ReservationInfo, start: int) -> list[int] | None:
         """Return units for a reservation from ``start`` to its end, or None if there are not enough.
 
-        The units with the lowest ``cost`` are preferred: held units if no eviction is due yet, otherwise the
-        units on which evictions cost least. If evictions are due now, units of borrowed work come before
-        units of guaranteed work.
+        The units with the lowest ``cost`` are preferred. If no eviction is due yet, these are held units. If
+        evictions are due now, these are the units on which evictions cost least, and units of borrowed work
+        come before units of guaranteed work.
         """
         mask = self.open_units(start, reservation.end)
         cost = self.cost(start, reservation.id)
@@ -443,7 +443,7 @@ class PromiseTimeline:
         for i in np.flatnonzero(table[STOPPING]).tolist():
             if own is not None and state.running[i].evicted_for_reservation == own.id:
                 # Units that are being freed for this reservation cost nothing before its start. After its
-                # start, free units are better, because it can have them at once.
+                # start, free units are better, because the reservation can get them at once.
                 price[i] = int(own.start <= state.now)
         held = np.flatnonzero(state.holder >= 0)
         cost[held] = price[state.holder[held]]
@@ -456,13 +456,13 @@ def quota_violation(
 ) -> Reason:
     """Return the reason why a team may not be promised ``need`` slots of a model for ``[start, end)``.
 
-    The code is "" if it may. A team without a quota for the model may be promised nothing. A team with a
-    quota may always be promised slots within its own guarantee. Slots above it are checked at each time of
-    the window:
+    The code is "" if the team may be promised the slots. A team without a quota for the model may be promised
+    nothing. A team with a quota may always be promised slots within its own guarantee. Slots above it are
+    checked at each time of the window:
 
-    - The capacity must be enough for this team and all others. Each other team counts with its guarantee or
-      with its promised slots, whichever is more. Example: of 16 GPUs, another team is guaranteed 8 and a
-      third team is promised 4. This team may be promised at most 4.
+    - The capacity must be enough for this team and all others. Each other team counts with the larger of its
+      guarantee and its promised slots. Example: of 16 GPUs, another team is guaranteed 8 and a third team is
+      promised 4. This team may be promised at most 4.
     - The team must stay within its borrow limit. If its budget is used up, the limit is its guarantee until
       the budget opens again.
 

@@ -1,8 +1,8 @@
 """Check whether a requested reservation fits at a given time, and find the first times at which it would fit.
 
 A window is the time ``[start, end)`` of a reservation. An ask is the hardware that it requests. A window fits
-if enough units are not promised otherwise (see ``PromiseTimeline``). It must also leave the guarantees of
-other teams (the slots that they can always have) and respect the team's borrow limit and the user's cap.
+if enough units have no other promise during it (see ``PromiseTimeline``). It must also leave the guarantees
+of other teams (the slots that they can always have) and respect the team's borrow limit and the user's cap.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _window_violation(
 def _quota_or_cap_violation(
     promises: PromiseTimeline, ask: Ask, kind: int, requester: ReservationRequester, start: int, end: int
 ) -> Reason:
-    """Return the reason if the user cap or a quota does not allow a window. The code is "" if they do."""
+    """Return the reason if the user cap or a quota forbids a window. Otherwise the code is ""."""
     state = promises.state
     if requester.may_exceed:
         return "", ()
@@ -246,7 +246,8 @@ def _start_times_to_try(promises: PromiseTimeline, requester: ReservationRequest
     """Return the times at which an obstacle to a window ends.
 
     At such a time a promise ends, a full disk counts as cleared, the GPU-hours of the team's guarantee are
-    reset, or the team may borrow again. Between two such times, a later start has no fewer obstacles.
+    reset, or the team may borrow again. Between two such times, a later start has at least as many obstacles
+    as an earlier start.
     """
     state = promises.state
     times = {interval.end for interval in promises.all_promised_intervals()}

@@ -6,8 +6,8 @@ limits differ at most by a factor of three. Example: jobs of 4 to 7 units are of
 1. If the user has at least five similar jobs, the median of the latest 200 of them is the prediction.
 2. Otherwise the same rule is applied to the similar jobs of the team.
 3. Otherwise the pool's latest jobs give the median of (runtime / runtime limit). The prediction is this
-   median times the runtime limit of the new job. With fewer than five such jobs, it is the runtime limit
-   itself.
+   median times the runtime limit of the new job. If the pool has fewer than five such jobs, the prediction is
+   the runtime limit.
 
 The prediction is never longer than the runtime limit. The caller supplies the finished jobs, from the
 database or from a simulation.

@@ -104,14 +104,16 @@ class TeamQueue:
         """Yield (workload, its class) of all classes, ordered by effective submit time.
 
         Workloads that are known to get no units are skipped. In a long queue these are nearly all workloads.
-        If no member of a class can get units, the whole class is therefore removed from the merge at once.
+        The members of all classes are merged with a heap. If no member of a class can get units, the whole
+        class is removed from the heap at once.
         """
         heap = [(*group.members[0][:2], number, 0) for number, group in enumerate(groups)]
         heapq.heapify(heap)
-        # The classes that are removed from the merge. By number of the class: the index of its first member
+        # The classes that were removed from the heap. By number of the class: the index of its first member
         # that ``_skip`` has not passed yet.
         given_up: dict[int, int] = {}
-        # Both are empty if the planner explains refusals, because it then visits every workload.
+        # ``whole`` and ``partly`` are empty if the planner explains refusals, because it then visits every
+        # workload.
         whole, partly = (
             self.unschedulable.skipped_classes,
             self.unschedulable.skipped_runtimes,
@@ -146,11 +148,11 @@ class TeamQueue:
         before: tuple[int, int] | None,
         excluded: AbstractSet[int],
     ) -> int:
-        """Skip members of a class that was removed from the merge, and record the last of them.
+        """Skip members of a class that was removed from the heap, and record the last of them.
 
-        They begin at the index ``reached`` and end before the first member whose (effective submit time, id)
-        is not less than ``before``. If ``before`` is None, they end with the last member of the class. Return
-        the index of the first member after them.
+        The skipped members begin at the index ``reached``. Their (effective submit time, id) is less than
+        ``before``. If ``before`` is None, all members from ``reached`` on are skipped. Return the index after
+        the last skipped member.
         """
         to = len(group.members) if before is None else bisect_left(group.members, before)
         for index in range(to - 1, reached - 1, -1):
@@ -190,7 +192,7 @@ class UnschedulableClasses:
         if scope is SkipScope.EQUAL_OR_LONGER:
             expected, longest = self.state.skip_bounds(queued, expected_seconds(queued))
             if group.lengths[0][0] >= expected and longest == 0:
-                scope = SkipScope.ALL  # Every member of the class is at least as long.
+                scope = SkipScope.ALL  # Every member of the class runs at least as long as this one.
             else:
                 self.skipped_runtimes.setdefault(id(group), []).append((expected, longest))
         if scope is SkipScope.ALL:

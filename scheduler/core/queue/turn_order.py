@@ -222,9 +222,9 @@ class TurnOrder:
     def may_take_kind_now(self, queued: QueuedWorkload, kind: int) -> bool:
         """Return True if the workload may take this kind now, False if it must wait for its second turn.
 
-        A workload can have its turn early because its team has a guarantee of one model, and yet want to
-        borrow another model. Then ``requeued`` is set. Its second turn comes after the work for which a
-        guarantee of that other model exists, and before work that is wholly borrowed.
+        A workload may have an early turn, because its team has a guarantee of one model, and still prefer to
+        borrow another model. In this case ``requeued`` is set. The second turn of the workload comes after
+        the work for which a guarantee of that other model exists, and before work that is wholly borrowed.
         """
         is_within_guarantee = self._turn_key[0] == ORDINARY * len(QUOTA_TIERS) + WITHIN_GUARANTEE
         self.requeued = is_within_guarantee and self._quota_tier_on(queued, kind) > WITHIN_GUARANTEE

@@ -19,8 +19,8 @@ from scheduler.core.arrays import Ints, Ints32, Mask
 from scheduler.core.scoring.demand_mix import BATCH_SIZE, MILLI_PER_GPU, UNLIMITED_AMOUNT, DemandMix
 
 BATCH_COUNT = 32
-# A batch ends when both limits are reached: this many asks, and together this multiple of the node's idle GPU
-# capacity.
+# A batch has at least this many asks. It ends when its asks together need at least this multiple of the
+# node's idle GPU capacity.
 MIN_DEMANDS_PER_BATCH, MAX_DEMAND_TO_IDLE_RATIO = (
     16,
     4,

@@ -12,9 +12,9 @@ The node with the largest gain ranks first. Example: a demand for 1 GPU goes to 
 than to a node with 8, if demands for 8 GPUs are expected.
 
 The state of a node is its class (the kind of its GPUs), its free GPUs (``GpuStates``), and its free CPU and
-memory. CPU and memory are rounded down to levels. Amounts that are larger than the expected demands could use
-on the largest node count as equal. So there are few states. The waste of each state is kept in a table, and
-ranks are computed from this table.
+memory. CPU and memory are rounded down to levels. The expected demands can use only a limited amount on the
+largest node. All amounts above it count as equal. So there are few states. The waste of each state is kept in
+a table, and ranks are computed from this table.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class GpuStates:
 class ResourceLevels:
     """Levels of free CPU or free memory, to which the amounts of the nodes of a class are rounded down.
 
-    The step between levels is a multiple of the greatest common divisor of the demands. If it is the divisor
-    itself, rounding loses nothing. Example: if all demands are multiples of 4 cores, 7 free cores are worth
-    as much as 4.
+    The step between levels is a multiple of the greatest common divisor of the demands. If the step equals
+    the divisor, rounding loses nothing. Example: if all demands are multiples of 4 cores, 7 free cores are
+    worth as much as 4.
     """
 
     def __init__(self, capacity: int, usable: int, divisor: int, max_levels: int) -> None:

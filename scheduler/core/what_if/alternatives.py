@@ -86,8 +86,7 @@ class PoolWhatIf:
     def answer_without_other_teams(self, queued: QueuedWorkload) -> Placement | Refusal:
         """Return the decision about ``queued`` of a plan in which no other team has waiting work.
 
-        Such a plan is fast. If even this plan does not start the workload sooner than the original request
-        would start, a plan with all teams does not either.
+        Such a plan is fast. A plan with all teams does not start the workload sooner than this plan.
         """
         self._team_alone.change_queued((), (queued,))
         return self._answer(self._team_alone, queued)
