@@ -151,8 +151,8 @@ def test_confirmed_events_are_not_sent_again_on_the_next_connection(tmp_path: Pa
     # Report 7 was sent before the event, so the answer to report 7 does not confirm the event.
     store.confirm(7)
     assert store.due(now + 3) == [first, second]
-    # Each call of due() stands for a new connection. On the last one, no event was sent, so this answer
-    # confirms none.
+    # Each call of due() stands for a new connection. No event was sent on the last connection, so this answer
+    # confirms no event.
     store.confirm(9)
     assert store.due(now + 3) == [first, second]
     store.say(first, 10)
