@@ -149,7 +149,7 @@ def check_hardware_request(
 
 
 def field_to_change(code: str, numbers: Mapping[str, Any], otherwise: str = "units") -> str:
-    """Return the field of a request that must change so that the engine's reason no longer applies.
+    """Return the field of a request that the user must change to remove the engine's reason.
 
     ``code`` and ``numbers`` are the engine's reason. Return ``otherwise`` if the reason is not about missing
     hardware.
@@ -175,7 +175,7 @@ def field_to_change(code: str, numbers: Mapping[str, Any], otherwise: str = "uni
 def whole_gpus_of(pool: Pool, ask: HardwareRequest) -> float:
     """Return the size of a request in whole GPUs.
 
-    Example: 2 slices of a seventh of a GPU return 0.29.
+    Example: the size is 0.29 for 2 slices, each of them a seventh of a GPU.
     """
     slots = (
         SLOTS_PER_GPU
@@ -191,10 +191,10 @@ def exceeds_approval_threshold(pool: Pool, ask: HardwareRequest) -> bool:
 
 
 def network_warnings(pool: Pool, ask: HardwareRequest) -> list[str]:
-    """Return a warning if a request for several hosts could get hosts that cannot reach each other.
+    """Return a warning if a request for several hosts could get a host that the other hosts cannot reach.
 
-    This applies to hosts whose agent reports no network address. Hosts that have never joined are ignored. At
-    most one query is made.
+    Other hosts cannot reach a host whose agent reports no network address. Hosts that have never joined are
+    ignored. At most one query is made.
     """
     if ask.hosts < 2:
         return []

@@ -454,9 +454,9 @@ def visible_charges(user: Viewer) -> QuerySet[Charge]:
 
 
 def visible_cells(user: Viewer) -> QuerySet[ChargeCell] | None:
-    """Return the sums of the charges that ``visible_charges`` contains; None for users who see all charges.
+    """Return the cells (sums) of the charges that the user may see; None if the user sees all charges.
 
-    None lets a query read statement lines, which are far fewer than cells.
+    If the result is None, a query can read statement lines instead. There are far fewer lines than cells.
     """
     if sees_all_charges(user):
         return None
@@ -491,13 +491,16 @@ def visible_documents(user: Viewer) -> QuerySet[CostCentreStatement]:
 
 
 def visible_budgets(user: Viewer) -> QuerySet[Budget]:
-    """Return the budgets of visible teams and projects; for finance and auditors also of cost centres."""
+    """Return the budgets of visible teams and projects.
+
+    Finance and auditors also see the budgets of cost centres.
+    """
     visible = Q(team__in=visible_teams(user)) | Q(project__in=visible_projects(user))
     return Budget.objects.filter(visible | ~Q(cost_centre="") if sees_all_charges(user) else visible)
 
 
 def visible_cost_centres(user: Viewer) -> QuerySet[CostCentre]:
-    """Return the cost centres of visible projects and pools; for finance and auditors all."""
+    """Return the cost centres of visible projects and pools. Finance and auditors see all cost centres."""
     if sees_all_charges(user):
         return CostCentre.objects.all()
     shares = Q(project__in=visible_projects(user)) | Q(pool__in=visible_pools(user))

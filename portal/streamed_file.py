@@ -9,9 +9,9 @@ from django.http import StreamingHttpResponse
 
 
 class StreamedFile(StreamingHttpResponse):
-    """A download that is made while it is sent, so that its size needs no memory.
+    """A download that is generated while it is sent, so that the whole file is never in memory.
 
-    Django would collect all parts of a synchronous iterator first when it serves them asynchronously.
+    Without this class, an asynchronous server would collect all parts before it sends the first one.
     """
 
     def __init__(self, file_name: str, content_type: str, parts: Iterator[bytes] | Iterator[str]) -> None:

@@ -1,4 +1,4 @@
-"""Create the tables of version 0.0 that refer to those of the scheduler, and keep the audit append-only."""
+"""Create the tables of version 0.0 that refer to scheduler tables, and make the audit append-only."""
 
 from django.conf import settings
 from django.db import migrations, models
@@ -17,7 +17,7 @@ from scheduler.migrations._tables import (
     titled,
 )
 
-# The table refuses UPDATE and DELETE by every role, and the role of the program may not TRUNCATE it.
+# A trigger refuses UPDATE and DELETE by every role. The program's role also loses the right to TRUNCATE.
 AUDIT_IS_APPEND_ONLY = """
 CREATE FUNCTION portal_audit_is_append_only() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,4 +1,4 @@
-"""The approved changes of guarantees become changes with times, which statements use."""
+"""Copy approved changes of guarantees, with their times, into the table that statements read."""
 
 from django.db import migrations
 

@@ -1,4 +1,4 @@
-"""Requests for another budget of a team."""
+"""Allow submissions that request another budget for a team."""
 
 from django.db import migrations, models
 from django.db.models.fields.json import KeyTextTransform

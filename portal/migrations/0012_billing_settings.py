@@ -1,4 +1,4 @@
-"""Settings of billing: the tax note and the due date of statements, and the close in two steps."""
+"""Add settings of billing: the tax note and due date of statements, and the close in two steps."""
 
 from django.db import migrations, models
 

@@ -1,4 +1,4 @@
-"""The currency of the organisation is dated: ``telemetry_billingcurrency`` has it."""
+"""Remove the organisation's currency. ``telemetry_billingcurrency`` has one for each period instead."""
 
 from django.db import migrations
 

@@ -46,9 +46,9 @@ class NoticeMark(models.Model):
 
 
 class ToldStart(models.Model):
-    """The expected start of a waiting workload that was last announced to its owner.
+    """The expected start that was last announced to the owner of a waiting workload.
 
-    A new expected start is compared with it, to announce large changes.
+    A new expected start is announced only if it differs by a large amount.
     """
 
     workload = models.OneToOneField(

@@ -97,9 +97,9 @@ def delete_old_notices(now: datetime) -> int:
 
 
 def _lookback_start(now: datetime) -> datetime:
-    """Return the time from which on events are searched for notices.
+    """Return the time from which the search for events begins.
 
-    It lies LOOKBACK_OVERLAP before the end of the previous run's period.
+    This time is LOOKBACK_OVERLAP before the end of the previous run's period.
     """
     mark = NoticeMark.objects.filter(pk=1).first()
     return (mark.looked_until if mark else now - INITIAL_LOOKBACK) - LOOKBACK_OVERLAP

@@ -37,7 +37,7 @@ def host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
         before = HostStateChange.objects.filter(host=change.host, pk__lt=change.pk).order_by("-pk").first()
         off = parse_powered_off(change.reason)
         if before is not None and not off and _same_health(change, before):
-            continue  # only other fields of the state changed
+            continue  # the lease state and the repair state are unchanged
         owners = Run.objects.filter(host=change.host, ended_at=None).values_list(
             "workload__owner_id", flat=True
         )

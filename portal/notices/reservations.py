@@ -64,7 +64,7 @@ def reservations_without_units(since: datetime, now: datetime) -> Iterator[Pendi
 
 
 def reservations_at_risk(since: datetime, now: datetime) -> Iterator[PendingNotice]:
-    """Yield a notice about each reservation that no units can serve until its end.
+    """Yield a notice about each open reservation for which the pool has no usable units.
 
     Its owner and operators receive it.
     """

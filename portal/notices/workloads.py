@@ -84,8 +84,8 @@ def started_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
 def ended_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """Yield a notice about each array whose last task has ended, with the number of tasks by outcome.
 
-    Before the end there are notices about failed tasks: one each time the number of failures has doubled. A
-    thousand tasks cause at most ten of them.
+    While tasks remain, there is a notice each time the number of failed tasks has doubled. A thousand tasks
+    cause at most ten such notices.
     """
     for array, task in job_arrays.arrays_ended_between(since, now):
         numbers: dict[str, Any] = {"name": array.name, "tasks": array.tasks_all, "failed": array.failed}
@@ -122,7 +122,7 @@ def evicted_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]
 def _refund_numbers(workload: Workload, limits: RefundLimits, at: datetime) -> dict[str, Any]:
     """Return ``forgiven_minutes``, the pool's refund limit. It is None if there is no limit.
 
-    Return nothing for a notebook, because its time is charged however it ends.
+    Return an empty dict for a notebook, because the time of notebooks is always charged.
     """
     if workload.kind == WorkloadKind.NOTEBOOK:
         return {}

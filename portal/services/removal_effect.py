@@ -21,9 +21,8 @@ class RemovalEffect:
     - ``gpus``: the number of GPUs that leave the pool.
     - ``reservations``: active reservations on the host, which get other units.
     - ``unkept``: reservations that the pool cannot serve without the host.
-    - ``quotas``: after a removal they end. A move keeps the quotas, and this list shows the quotas of both
-      pools.
-    - ``submissions``: they wait for approval and are withdrawn.
+    - ``quotas``: the quotas that a removal ends. For a move, the quotas of both pools, which stay.
+    - ``submissions``: waiting submissions, which the removal withdraws.
     """
 
     verb: str

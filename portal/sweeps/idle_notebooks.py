@@ -55,7 +55,7 @@ class NotebookActivity:
 
 
 def idle_notice_period(limit: timedelta) -> timedelta:
-    """Return the time between the warning and the stop, for the idle limit of a pool."""
+    """Return the time between the warning and the stop. ``limit`` is the idle limit of the pool."""
     return min(MAX_IDLE_NOTICE_PERIOD, limit / 2)
 
 
@@ -161,10 +161,10 @@ def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | Non
 
     The result is at most ``limit`` ago, because older readings are not read. A unit is active while its
     utilisation is above IDLE_GPU_PERCENT. A MIG slice has no utilisation, so its SM activity is used instead.
-    If a process uses a unit for which both are unknown, the run counts as active until the last background
+    If both are unknown for a unit that a process uses, the run counts as active until the last background
     activity that the agent has reported.
 
-    Return None if the agent has reported no background activity in this case, or if a unit has no reading.
+    Return None if this background activity is needed but was not reported, or if a unit has no reading.
     """
     units = set(Allocation.objects.filter(run=run).values_list("unit_id", flat=True))
     since = max(now - limit, run.placed_at)
@@ -199,7 +199,7 @@ def _edge_activity(run: Run) -> dict[str, Any]:
         text = nudge.redis_connection().get(f"{WORKSPACE_KEY_PREFIX}{run.public_id}")
         value = json.loads(text) if isinstance(text, bytes | str) else {}
     except (redis.RedisError, ValueError):
-        # If the agent reports an open connection, the caller then treats the notebook as active.
+        # Without a record, the caller treats the notebook as active if the agent reports an open connection.
         return {}
     return value if isinstance(value, dict) else {}
 

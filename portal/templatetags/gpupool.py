@@ -1,7 +1,7 @@
 """Register the template tags and filters of gpupool: ``{% load gpupool %}``.
 
-Their functions are in ``portal/web/components``. They do not read the clock, because ``now`` is an argument.
-They do not query the database and do not round money. They show None as "unknown", never as zero.
+The functions behind them are in ``portal/web/components``. These functions get the time as an argument. They
+do not query the database and do not round money. They show None as "unknown", never as zero.
 """
 
 from django import template

@@ -21,7 +21,7 @@ UNCHARGED_BUCKETS = {
 
 
 def bucket_label(line: Charge) -> str:
-    """Return the words for the bucket of a line. Unused time of a dedicated pool has words of its own."""
+    """Return the label of a line's bucket. Unused time of a dedicated pool has its own label."""
     if line.bucket == ChargeBucketChoices.RESERVED_UNUSED and line.reservation_id is None:
         return money_pages.DEDICATED_UNUSED_BUCKET
     return str(line.get_bucket_display())
@@ -83,7 +83,7 @@ def reserved(reservation_id: int | None) -> str:
 
 
 def relation(corrects: int | None, *, reversal: bool) -> str:
-    """Return the part of a line in a correction."""
+    """Return the role of a line in a correction."""
     if reversal:
         return f"cancels line {corrects}"
     return f"replaces line {corrects}" if corrects else "the original line"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from portal.wording.formatting import joined_with_and
 
 ROLE_NAMES = {"finance": "finance", "auditor": "an auditor", "operator": "an operator"}
-# Sentences about each kind of viewer, from most to least.
+# Sentences about the kinds of viewers. Those who see the most charges come first.
 OTHER_VIEWERS = (
     "Finance and auditors see the charges of every team.",
     "The lead of a team sees all charges of the team.",

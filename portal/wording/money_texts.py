@@ -32,12 +32,15 @@ def refund_limit_text(minutes: int | None) -> str:
 
 
 def refund_duration(minutes: int) -> str:
-    """Return the length of a refund limit, such as ``60 minutes``. Only whole hours above two are hours."""
+    """Return the length of a refund limit: ``60 minutes``, or above two hours ``3 h`` or ``3 h 30 min``."""
     return f"{minutes:,} minute{'' if minutes == 1 else 's'}" if minutes <= 120 else duration(minutes * 60)
 
 
 def refund_sentence(minutes: int | None) -> str:
-    """Return how much of stopped work is not charged, by the refund limit of its pool in minutes."""
+    """Return a sentence about the part of stopped work that is not charged.
+
+    ``minutes`` is the refund limit of the pool; None means no limit.
+    """
     if minutes is None:
         return "Its work since its last checkpoint is not charged."
     if minutes == 0:

@@ -74,7 +74,7 @@ def cpu_and_memory_shortage(f: ReasonNumbers) -> str:
 
 
 def exceeds(f: ReasonNumbers, name: str) -> bool:
-    """Return True if the request needs more than the number ``name``, so that waiting cannot help."""
+    """Return True if the request needs more than the limit ``name``. Waiting does not help then."""
     need, most = f.get("need"), f.get(name)
     return isinstance(need, int) and isinstance(most, int) and need > most
 

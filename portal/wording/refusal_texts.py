@@ -30,7 +30,7 @@ GEOMETRY_MISFITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "places": lambda n: "the profiles do not fit together: they need too much memory.",
 }
 
-# Who must act so that a check of a close passes.
+# Checks of a close, each with a sentence about the people who must act before the check passes.
 WHO_MUST_ACT = {
     "every charged line has a cost centre": (
         " The lead of the team says which cost centre pays, and finance enters it on the page Cost centres."

@@ -27,7 +27,7 @@ from scheduler.requests import HardwareRequest, RequestField, request_fields
 from scheduler.services.recurrence import DstOccurrence
 
 MAX_HOSTS_NAMED = 5
-# Fields without a row of their own in ``placement_rows``: other rows or the request's size show them.
+# Fields that get no row of their own in ``placement_rows``. Another row or the request's size shows them.
 DESCRIBED_HARDWARE = frozenset(
     ("units", "hosts", "models_wanted", "profile", "min_memory_mib", "min_compute_capability", "nvlink")
     + ("labels_required", "labels_preferred", "spread", "cpu_milli", "memory_mib")
@@ -35,7 +35,7 @@ DESCRIBED_HARDWARE = frozenset(
 
 
 def clock_change(change: DstOccurrence, time_zone: str) -> str:
-    """Return how an occurrence of a recurring reservation differs on a day on which the clock changes."""
+    """Return a sentence about an occurrence that differs because the clocks change on its day."""
     day = f"{change.day:%a %-d %b %Y}"
     if change.window is None:
         return (
@@ -98,7 +98,7 @@ def late_warning(wanted_by: datetime | None, done: datetime | None) -> str:
 
 
 def unreachable_hosts_warning(pool: str, hosts: Sequence[str], of: int) -> str:
-    """Return a warning about hosts on which a job's hosts cannot reach each other over the network.
+    """Return a warning about hosts that cannot reach each other over the network.
 
     ``hosts`` are the names of these hosts. ``of`` is the number of hosts that could run the job.
     """

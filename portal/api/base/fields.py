@@ -16,7 +16,7 @@ ResponseSerializer = serializers.Serializer[Any]
 def count_field(low: int = 0, **more: Any) -> serializers.IntegerField:
     """Return a field for a whole number of at least ``low``.
 
-    It accepts every number that an integer column can store. The service checks the limit of the pool.
+    The field accepts every number that an integer column can store. The service checks narrower limits.
     """
     return serializers.IntegerField(min_value=low, max_value=MAX_INT, **more)
 

@@ -24,7 +24,7 @@ def visible_pool(user: User, slug: str) -> Pool:
 
 
 def visible_host(user: User, name: str, rows: QuerySet[Host] | None = None) -> Host:
-    """Return the host with this name. ``rows`` replaces the hosts to search (default: visible hosts).
+    """Return the host with this name. Search in ``rows``, or in the visible hosts if it is None.
 
     Raises ObjectNotFound. Its message lists the hosts that the user may see.
     """

@@ -169,7 +169,7 @@ class SeriesShape(ResponseSerializer):
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_clock_changes(self, series: Series) -> list[str]:
-        """Return a sentence for each occurrence whose hours a daylight-saving change affects.
+        """Return a sentence for each occurrence that differs because the clocks change on its day.
 
         The sentences are in order of time.
         """
@@ -251,7 +251,7 @@ class SubmissionShape(ResponseSerializer):
     @extend_schema_field(RecordField(child=serializers.JSONField(allow_null=True)))
     def get_payload(self, row: Submission) -> dict[str, Any]:
         """Return the submitted values. The project is given by its path, ``team/project``."""
-        context = cast(dict[str, Any], self.context)  # a new dict for each response, so it may cache rows
+        context = cast(dict[str, Any], self.context)  # each response has its own dict, so rows can be cached
         if "projects" not in context:
             found = Project.objects.values_list("pk", "team__slug", "slug")
             context["projects"] = {pk: f"{team}/{slug}" for pk, team, slug in found}

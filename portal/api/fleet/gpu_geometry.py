@@ -59,7 +59,7 @@ class GpuGeometryShape(serializers.Serializer[Any]):
     last_change = GeometryChangeShape(source="last", allow_null=True)
 
     def get_geometry(self, row: reads.GpuGeometry) -> str | None:
-        """Return the present geometry. Return None if the GPU is split but has no instances."""
+        """Return the present geometry. Return None if the GPU is in MIG mode but has no instances."""
         return None if row.present is None else row.present or verbs.WHOLE_GPU_TEXT
 
     def get_profiles(self, row: reads.GpuGeometry) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ class HealthRuleListView(ApiView):
         responses=page_schema(shapes.HealthRuleShape),
     )
     def get(self, request: Request) -> Response:
-        """List the rules: the action for each hardware event, its source, and changes by operators."""
+        """List the rules for hardware events, with the action, the source and the operators' changes."""
         query = self.validated_query(shapes.HealthRuleQuery)
         given = {name: query[name] for name in ("find", "action", "changed") if name in query}
         return paginate_list(reads.health_rules(**given), shapes.HealthRuleShape, query)
@@ -80,9 +80,9 @@ class RemoveHealthRuleView(ApiView):
         operation_id="health_rules_remove", request=shapes.ReasonWish, responses=shapes.HealthRuleShape
     )
     def post(self, request: Request, code: str) -> Response:
-        """Remove a rule that an operator added; returns the removed rule.
+        """Remove a rule that an operator added, and return the rule.
 
-        Events of its code are then only recorded. For operators.
+        Later events with the rule's code are only recorded. For operators.
         """
         rule = _get_rule_or_404(code)
         removed = verbs.remove_health_rule(

@@ -24,7 +24,7 @@ class HostMoveWish(RemovalWish):
 class HostRemovalView(ApiView):
     @extend_schema(operation_id="hosts_removal", responses=RemovalEffectShape)
     def get(self, request: Request, name: str) -> Response:
-        """Preview the removal of a host: its effect, and whether it would be refused. For operators."""
+        """Return the effect of removing a host, and whether the removal would be refused. For operators."""
         found = removal.preview_host_removal(actor=self.actor, host=_host(self, name), now=self.now)
         return self.object_response(found, RemovalEffectShape)
 
@@ -42,7 +42,7 @@ class RemoveHostView(ApiView):
 class HostMovePreviewView(ApiView):
     @extend_schema(operation_id="hosts_move_preview", request=HostMoveWish, responses=RemovalEffectShape)
     def post(self, request: Request, name: str) -> Response:
-        """Preview the move of a host: its effect, and whether it would be refused. For operators."""
+        """Return the effect of moving a host, and whether the move would be refused. For operators."""
         host, given = _host(self, name), self.validated_body(HostMoveWish)
         policy.require(self.actor, "host.change")
         pool = lookups.visible_pool(self.actor, given["pool"])
@@ -65,7 +65,7 @@ class MoveHostView(ApiView):
 class PoolRemovalView(ApiView):
     @extend_schema(operation_id="pools_removal", responses=RemovalEffectShape)
     def get(self, request: Request, slug: str) -> Response:
-        """Preview the removal of a pool: its effect, and whether it would be refused. For operators."""
+        """Return the effect of removing a pool, and whether the removal would be refused. For operators."""
         found = removal.preview_pool_removal(actor=self.actor, pool=_pool(self, slug), now=self.now)
         return self.object_response(found, RemovalEffectShape)
 

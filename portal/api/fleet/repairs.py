@@ -134,7 +134,7 @@ class HostEventListView(ApiView):
         operation_id="hosts_events", parameters=[PageQuery], responses=page_schema(HardwareEventShape)
     )
     def get(self, request: Request, name: str) -> Response:
-        """List every hardware event of a host, newest first. ``health`` returns only the last 20."""
+        """List every hardware event of a host, newest first. The endpoint ``health`` returns the last 20."""
         rows = reads.all_hardware_events(_visible_host(self, name))
         return self.list_response(
             rows,
@@ -182,7 +182,7 @@ class GpuWish(StrictSerializer):
 class ReturnGpuView(ApiView):
     @extend_schema(operation_id="hosts_return_gpu", request=GpuWish, responses=GpuHealthShape)
     def post(self, request: Request, name: str) -> Response:
-        """Return a GPU to service, whatever its diagnostic found. For operators."""
+        """Return a GPU to service, even if its diagnostic failed. For operators."""
         return _change_response(self, name, verbs.return_gpu)
 
 

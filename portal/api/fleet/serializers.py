@@ -94,7 +94,7 @@ class HostShape(ResponseSerializer):
 
     @extend_schema_field(serializers.ChoiceField(choices=HOST_STATES))
     def get_state(self, host: Host) -> str:
-        """Return the state of the host as the portal's pages name it."""
+        """Return the host's state under the name that the portal's pages use."""
         return "revoked" if self._revoked(host) and not host.removed_at else host_state(host)
 
     @extend_schema_field(serializers.DateTimeField(allow_null=True))
@@ -119,7 +119,7 @@ class HostShape(ResponseSerializer):
         """
         if host.credential_hash:
             return None
-        context = cast(dict[str, Any], self.context)  # a new dict for each response, so it may cache rows
+        context = cast(dict[str, Any], self.context)  # each response has its own dict, so rows can be cached
         if "revoked" not in context:
             context["revoked"] = host_history.credential_revocations()
         found: dict[int, AuditEvent] = context["revoked"]
@@ -240,7 +240,7 @@ class HostDetail(HostShape):
 
     def _health(self, host: Host) -> list[gpu_health.GpuHealth]:
         """Return the health of the host's GPUs. It is computed once per response."""
-        context = cast(dict[str, Any], self.context)  # a new dict for each response, so it may cache rows
+        context = cast(dict[str, Any], self.context)  # each response has its own dict, so rows can be cached
         if "health" not in context:
             context["health"] = gpu_health.gpu_health_of_host(host)
         found: list[gpu_health.GpuHealth] = context["health"]

@@ -104,7 +104,10 @@ class HostListView(ApiView):
 class HostDetailView(ApiView):
     @extend_schema(operation_id="hosts_read", responses=shapes.HostDetail)
     def get(self, request: Request, name: str) -> Response:
-        """Return one host, its agent's report and last rejected agent. A removed host has ``removed_at``."""
+        """Return one host, the report of its agent, and the last rejected agent.
+
+        A removed host has ``removed_at``.
+        """
         rows = policy.visible_hosts_with_removed(self.actor).select_related("pool").prefetch_related("gpus")
         newest_first = rows.order_by(F("removed_at").desc(nulls_first=True), "-pk")
         return self.object_response(lookups.visible_host(self.actor, name, newest_first), shapes.HostDetail)
@@ -113,9 +116,9 @@ class HostDetailView(ApiView):
 class HostChangePreviewView(ApiView):
     @extend_schema(operation_id="hosts_preview", request=shapes.HostVerbTry, responses=shapes.HostEffectShape)
     def post(self, request: Request, name: str) -> Response:
-        """Preview a verb such as drain: affected workloads, reservations, GPUs. For operators.
+        """Return the effect of an action such as drain on workloads, reservations and GPUs. For operators.
 
-        The preview is refused with the same errors as the verb.
+        The preview is refused with the same errors as the action.
         """
         given = self.validated_body(shapes.HostVerbTry)
         found = host_effects.preview_host_verb(

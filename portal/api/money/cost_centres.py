@@ -69,7 +69,7 @@ class RetireCostCentreView(ApiView):
         responses=shapes.CostCentreShape,
     )
     def post(self, request: Request, centre: str) -> Response:
-        """Retire a cost centre from a time on, or take its retirement back. Its history stays."""
+        """Retire a cost centre from a time on, or undo the retirement. Its history stays."""
         row = get_visible_or_404(policy.visible_cost_centres(self.actor), code=centre)
         given = self.validated_body(shapes.CostCentreRetirement)
         retired = directory.retire_cost_centre(**self.service_context, centre=row, **given)
@@ -83,7 +83,7 @@ class CostCentreShareListView(ApiView):
         responses=page_schema(shapes.CostCentreShareShape),
     )
     def get(self, request: Request) -> Response:
-        """List the shares that cost centres pay of the projects and dedicated pools that you may see."""
+        """List the shares of cost centres in the projects and dedicated pools that you may see."""
         visible = Q(project__in=policy.visible_projects(self.actor))
         visible |= Q(pool__in=policy.visible_pools(self.actor))
         rows = CostCentreShare.objects.filter(visible).select_related("project__team", "pool")
@@ -99,9 +99,9 @@ class CostCentreShareListView(ApiView):
         responses={201: shapes.CostCentreShareShape(many=True)},
     )
     def post(self, request: Request) -> Response:
-        """Set which cost centres pay for a project, or for a dedicated pool while unused, from a date on.
+        """Set which cost centres pay for a project, or for unused time of a dedicated pool, from a date on.
 
-        Time that is charged already is charged again to these cost centres.
+        Time after this date that is already charged is charged again, to these cost centres.
         """
         given = _split_arguments(self, self.validated_body(shapes.SplitWish))
         rows = splits.set_split(**self.service_context, **given)
@@ -129,7 +129,7 @@ class CostCentreImportPreviewView(ApiView):
         responses=shapes.ImportReportShape,
     )
     def post(self, request: Request) -> Response:
-        """Return what the import of a CSV file would do, line by line. Nothing is written."""
+        """Preview the import of a CSV file, line by line. Nothing is written."""
         given = self.validated_body(shapes.ImportPreviewWish)
         report = imports.preview_import(actor=self.actor, now=self.now, text=given["csv"])
         return self.object_response(_report(report), shapes.ImportReportShape)
@@ -140,7 +140,7 @@ class CostCentreImportView(ApiView):
         operation_id="cost_centre_import", request=shapes.ImportWish, responses=shapes.ImportReportShape
     )
     def post(self, request: Request) -> Response:
-        """Import cost centres, or the shares that they pay, from a CSV file. One wrong line refuses all."""
+        """Import cost centres or their shares from a CSV file. If a line is wrong, nothing is imported."""
         given = self.validated_body(shapes.ImportWish)
         report = imports.import_cost_centres(
             **self.service_context, text=given["csv"], why=given.get("why", "")
@@ -154,7 +154,7 @@ def _report(report: imports.ImportReport) -> JsonObject:
 
 
 def _split_arguments(view: ApiView, given: JsonObject) -> JsonObject:
-    """Return the arguments of the service: the named project or pool as a row, the shares as pairs."""
+    """Return the service's arguments: the row of the project or pool, and (code, percent) of each share."""
     project, pool = given.get("project"), given.get("pool")
     return given | {
         "project": lookups.visible_project(view.actor, project) if project else None,

@@ -154,7 +154,7 @@ class BillingZoneListView(ApiView):
         operation_id="billing_zones_set", request=BillingZoneWish, responses={201: BillingZoneShape}
     )
     def post(self, request: Request) -> Response:
-        """Set the time zone of billing months from a month on in which nothing is charged yet."""
+        """Set the time zone of billing months from a month on. This month must have no charges yet."""
         given = self.validated_body(BillingZoneWish)
         row = billing_settings.set_billing_zone(**self.service_context, **given)
         return self.object_response(row, BillingZoneShape, 201)

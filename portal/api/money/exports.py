@@ -39,7 +39,7 @@ class ExportQuery(ChargeFilters):
 
 
 class AnyContentNegotiation(BaseContentNegotiation):
-    """A negotiation that accepts each Accept header, because the kind of the export decides the type."""
+    """A content negotiation that accepts every Accept header. The kind of the export sets the media type."""
 
     def select_parser(self, request: Request, parsers: Any) -> Any:
         """Return the first parser."""

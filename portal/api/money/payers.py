@@ -43,7 +43,7 @@ class RefundLimitListView(ApiView):
         responses={201: shapes.RefundLimitShape},
     )
     def post(self, request: Request) -> Response:
-        """Set how many minutes of lost work before a stop are not charged at most, from a date on."""
+        """Set a pool's refund limit from a date on: the most minutes of lost work that are not charged."""
         given = self.validated_body(shapes.RefundLimitWish)
         given["pool"] = lookups.visible_pool(self.actor, given["pool"])
         return self.object_response(
@@ -54,7 +54,10 @@ class RefundLimitListView(ApiView):
 class IdlePayerView(ApiView):
     @extend_schema(operation_id="idle_payer_read", responses=shapes.IdlePayerShape)
     def get(self, request: Request, month: str) -> Response:
-        """Return who pays for the idle time of a month, and what each team would pay with each choice."""
+        """Return the payer of a month's idle time.
+
+        Before the month is closed, also return the amounts that teams would pay with each choice.
+        """
         policy.require(self.actor, "charges.see_all")
         return self.object_response(_idle_payer_of(month_or_404(month)), shapes.IdlePayerShape)
 

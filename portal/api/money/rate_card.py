@@ -70,7 +70,7 @@ class PriceFactorListView(ApiView):
         responses=page_schema(PriceFactorShape),
     )
     def get(self, request: Request) -> Response:
-        """List the factors on the prices of work by priority and workload type, newest first."""
+        """List the price factors of priorities and workload types, newest first."""
         rows = PriceFactor.objects.select_related("pool").order_by("-valid_from", "-pk")
         return self.list_response(rows, PriceFactorShape, self.validated_query(PageQuery))
 
@@ -78,7 +78,7 @@ class PriceFactorListView(ApiView):
         operation_id="price_factors_set", request=PriceFactorWish, responses={201: PriceFactorShape}
     )
     def post(self, request: Request) -> Response:
-        """Multiply the price of work of a priority or of a workload type from a date on."""
+        """Set the price factor of a priority or of a workload type from a date on."""
         given = self.validated_body(PriceFactorWish)
         given["pool"] = lookups.visible_pool(self.actor, given["pool"]) if given.get("pool") else None
         return self.object_response(set_price_factor(**self.service_context, **given), PriceFactorShape, 201)
@@ -101,7 +101,7 @@ class BillingCurrencyListView(ApiView):
         responses={201: BillingCurrencyShape},
     )
     def post(self, request: Request) -> Response:
-        """Charge in another currency from a month on. Each model needs a price in it from that month on."""
+        """Charge in another currency from a month on. Each model needs a price in the new currency."""
         given = self.validated_body(BillingCurrencyWish)
         return self.object_response(
             change_currency(**self.service_context, **given), BillingCurrencyShape, 201

@@ -121,7 +121,7 @@ class LineUsageShape(ResponseSerializer):
 
 
 class ChargeLineShape(ResponseSerializer):
-    """A charge line, how its amount is computed, and the rows behind it that you may see."""
+    """A charge line, the computation of its amount, and the related objects that the user may see."""
 
     line = ChargeShape()
     slots = serializers.IntegerField(source="line.slots", help_text="840 is one GPU; negative in a reversal")
@@ -166,7 +166,7 @@ class ChargeLineShape(ResponseSerializer):
 
 
 class ChargeScopeShape(ResponseSerializer):
-    """Whose charges an answer has."""
+    """The scope of a response: every team's charges, those of led teams, or only the user's own."""
 
     kind = serializers.ChoiceField(
         choices=list(SCOPE_KINDS),

@@ -106,7 +106,7 @@ class ChargeListView(ApiView):
 class ChargeDetailView(ApiView):
     @extend_schema(operation_id="charges_read", responses=shapes.ChargeLineShape)
     def get(self, request: Request, id: int) -> Response:
-        """Return one charge line, how its amount is computed, and the use of its time."""
+        """Return one charge line, the computation of its amount, and its measured GPU use."""
         detail = charge_line(self.actor, id)
         if detail is None:
             raise Http404

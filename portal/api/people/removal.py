@@ -20,7 +20,7 @@ from scheduler.models import Team
 class TeamRemovalView(ApiView):
     @extend_schema(operation_id="teams_removal", responses=RemovalEffectShape)
     def get(self, request: Request, slug: str) -> Response:
-        """Preview the removal of a team: its effect, and whether it would be refused. For operators."""
+        """Return the effect of removing a team, and whether the removal would be refused. For operators."""
         found = team_removal.preview_team_removal(actor=self.actor, team=_team(self, slug), now=self.now)
         return self.object_response(found, RemovalEffectShape)
 

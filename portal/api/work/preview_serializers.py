@@ -16,7 +16,7 @@ from scheduler.requests import PRIORITY_NAMES
 
 
 class AnotherWay(ResponseSerializer):
-    """Another request for nearly the same hardware, which the planner found."""
+    """An alternative request for nearly the same hardware, which the planner suggests."""
 
     words = serializers.CharField()
     starts_now = serializers.BooleanField()

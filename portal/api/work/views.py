@@ -282,7 +282,8 @@ class ExtendWorkloadView(ApiView):
     def post(self, request: Request, id: UUID) -> Response:
         """Extend a workload's runtime limit, up to the pool's limit.
 
-        A workload that is not preemptible is extended only if no promise needs its GPUs.
+        A workload that is not preemptible is extended only if no reservation or maintenance window needs its
+        GPUs.
         """
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         given = self.validated_body(request_serializers.SecondsWish)
@@ -328,7 +329,7 @@ class RelaunchWorkloadView(ApiView):
 class OpenWorkloadView(ApiView):
     @extend_schema(operation_id="workloads_open", request=EmptyBody, responses=workload_serializers.OpenShape)
     def post(self, request: Request, id: UUID) -> Response:
-        """Return a URL that opens a running notebook or job once, within a minute."""
+        """Return a URL that opens a running notebook or job. It works once, and expires after a minute."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         self.validated_body(EmptyBody)
         session = getattr(request, "session", None)

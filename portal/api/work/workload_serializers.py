@@ -69,7 +69,7 @@ class WorkloadShape(HardwareShape):
 
     def get_reason(self, workload: Workload) -> str:
         """Return a sentence that explains the present state of the workload."""
-        context = cast(dict[str, Any], self.context)  # a new dict for each response, so it may cache rows
+        context = cast(dict[str, Any], self.context)  # each response has its own dict, so rows can be cached
         if "stops" not in context:
             rows = self.instance if self.parent is None else self.parent.instance
             context["stops"] = manual_stops.manual_stops_of(
@@ -109,7 +109,7 @@ class WorkloadShape(HardwareShape):
             or "now" not in self.context
         ):
             return None
-        context = cast(dict[str, Any], self.context)  # a new dict for each response, so it may cache rows
+        context = cast(dict[str, Any], self.context)  # each response has its own dict, so rows can be cached
         if "starts" not in context:
             context["starts"] = expected_starts.start_records_of_pools(
                 Pool.objects.values_list("pk", flat=True), context["now"]

@@ -30,13 +30,14 @@ class AgentConnection:
     """One agent's sync connection."""
 
     host: AuthenticatedHost
-    # The current credential. A renewed credential follows until the agent has confirmed its receipt.
+    # The first item is the current credential. A second item is a renewed credential whose receipt the agent
+    # has not confirmed yet.
     credentials: list[str]
     socket: web.WebSocketResponse
     transport: asyncio.Transport | None
     last_received_at: float = field(default_factory=time.monotonic)
     wakeup: asyncio.Event = field(default_factory=asyncio.Event)  # set when a frame is to be sent
-    desired: Desired | None = None  # the newest desired state, if it is not sent yet
+    desired: Desired | None = None  # the newest desired state; None once it is sent
     frame_allowance: float = FRAME_BURST
     allowance_at: float = field(default_factory=time.monotonic)
     run_states: dict[str, tuple[str, bool]] = field(default_factory=dict)

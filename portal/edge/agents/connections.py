@@ -235,7 +235,7 @@ class AgentConnections:
         """Make this the current connection of the host, and return True.
 
         If an earlier connection has sent a report and still answers a ping, change nothing and return False.
-        The earlier connection may end while its answer is awaited. Then it does not count.
+        If the earlier connection ends while its answer is awaited, the new connection replaces it.
         """
         host = connection.host.id
         async with self._takeover_locks.setdefault(host, asyncio.Lock()):
@@ -245,7 +245,8 @@ class AgentConnections:
                     return False
                 earlier = None
             self._connections[host] = connection
-        # The idle streams may belong to a process that has copied the credential and was revoked since.
+        # The idle streams may belong to another process, which had a copy of a credential that is revoked
+        # now.
         self.streams.drop_idle(host)
         if earlier is not None:
             log.info("dead connection replaced", host=connection.host.name)
@@ -290,7 +291,8 @@ class AgentConnections:
             metrics.FRAMES.labels(frame.kind).inc()
             await self._accept(connection, frame)
         except ProtocolError as error:
-            # The report cannot be decoded, so operators learn of the agent only from this record.
+            # Reports of this protocol version cannot be decoded. Operators learn of the agent only from this
+            # record.
             if isinstance(error, UnsupportedVersionError):
                 with contextlib.suppress(DatabaseError):
                     await self._threads.run_repeatable(
@@ -339,7 +341,7 @@ class AgentConnections:
                 )
             if self._instances.setdefault(host.id, frame.instance) != frame.instance:
                 self._instances[host.id] = frame.instance
-                self.streams.cut(host.id)  # they belong to the host's earlier agent
+                self.streams.cut(host.id)  # the streams belong to the host's earlier agent
             connection.reported, connection.handled_sequence = True, frame.sequence
             connection.binds_streams = frame.binds_streams
             self._on_run_states(connection, frame)
@@ -413,7 +415,7 @@ class AgentConnections:
 
     async def _send_newest(self, connection: AgentConnection) -> None:
         desired, connection.desired = connection.desired, None
-        # Without a queued state, a change of the host and not a report has woken the sender.
+        # If no state is queued, a change of the host has woken the sender, not a report.
         if desired is None:
             try:
                 desired = await self._threads.run_repeatable(
@@ -422,7 +424,8 @@ class AgentConnections:
             except (DatabaseError, OSError) as error:
                 log.warning("desired state not read", host=connection.host.name, error=str(error))
                 return  # the answer to the agent's next report contains the desired state
-            # The agent takes answers=0 for a frame of an older server, and would renew its leases.
+            # Before the first report, ``answers`` would be 0. The agent would take the frame for one of an
+            # older server, and would renew its leases.
             if not connection.handled_sequence:
                 return
             self._runs_changed()
@@ -453,7 +456,7 @@ class AgentConnections:
     async def _cut_if_revoked(self, host: int) -> None:
         """Cut the streams of a host if its agent was revoked.
 
-        This check is necessary on a host without a sync connection, because only a sync would show the
+        The check is for hosts without a sync connection. On other hosts, the sync connection finds the
         revocation.
         """
         try:

@@ -203,7 +203,7 @@ class AgentStreamPool:
     def cut(self, host: int) -> None:
         """Cut all streams of a host, idle or in use.
 
-        Call it when the process that opened them is no longer the host's agent.
+        Call this method when the process that opened the streams is no longer the host's agent.
         """
         self._idle.pop(host, None)
         for stream in list(self._all.get(host, ())):

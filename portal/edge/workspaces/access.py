@@ -162,7 +162,7 @@ def _newest_runs(workloads: set[int]) -> dict[int, Run]:
 
 
 def _portal_sessions_alive(key_hashes: set[str], now: dt.datetime) -> set[str]:
-    """Return those of the hashes whose portal session still exists.
+    """Return the hashes in ``key_hashes`` that belong to an existing portal session.
 
     A workspace session ends together with its portal session.
     """

@@ -229,7 +229,7 @@ class WorkspaceProxy:
         over = asyncio.create_task(cut.wait())
         with self._access.watched(visit.token, cut.set):
             try:
-                # The access may have ended while the edge connected to the run. Until now nothing watched it.
+                # The access was not watched while the edge connected to the run. Check whether it has ended.
                 if not isinstance(await self._access.decide(visit.token), WorkspaceGrant):
                     cut.set()
                 await asyncio.wait((up, down, over), return_when=asyncio.FIRST_COMPLETED)

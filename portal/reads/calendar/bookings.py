@@ -324,8 +324,8 @@ class _CalendarReader:
     def _group_for(self, pool: int | None, models: list[str]) -> CalendarModelGroup | None:
         """Return the group in which the calendar shows a booking that has no host yet.
 
-        It is the group of the first model in ``models`` that the pool has, or None if the pool has none of
-        them. An empty list accepts any model: return the pool's group with the most GPUs.
+        The result is the group of the first model in ``models`` that the pool has, or None if the pool has
+        none of these models. If ``models`` is empty, the result is the pool's group with the most GPUs.
         """
         of_pool = [group for (key, _), group in self.by_key.items() if key == pool]
         named = [group for model in models for group in of_pool if group.model == model]

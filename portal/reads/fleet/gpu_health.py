@@ -133,8 +133,10 @@ def interconnects(health: list[GpuHealth]) -> list[tuple[str, str]]:
 def topology_rows(health: list[GpuHealth]) -> list[tuple[str, str]]:
     """Return rows (GPUs, text) about links, PCIe lanes and NUMA nodes.
 
-    Facts that all GPUs have in common are in the first row, which names no GPU. GPUs with equal other facts
-    share one row. Example: [("", "18 NVLinks up"), ("0 to 3", "NUMA node 0"), ("4 to 7", "NUMA node 1")].
+    The first row has the facts that all GPUs have in common, and names no GPU. Each further row names the
+    GPUs that have the same other facts.
+
+    Example: [("", "18 NVLinks up"), ("0 to 3", "NUMA node 0"), ("4 to 7", "NUMA node 1")].
     """
     facts = [_parts_of(each) for each in health]
     alike = (

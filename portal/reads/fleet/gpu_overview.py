@@ -38,7 +38,7 @@ class GpuCell:
     gpu: Gpu
     units: int = 1
     held: int = 0  # number of held units
-    team: Team | None = None  # the team that holds it; None for no team or several
+    team: Team | None = None  # the team that holds the GPU; None if no team or several teams do
     reserved: bool = False
     utilisation: float | None = None
     temperature: float | None = None

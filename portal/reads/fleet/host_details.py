@@ -162,7 +162,7 @@ class RemainingWorkload:
 
 
 def remaining_workloads(host: Host, now: datetime) -> list[RemainingWorkload]:
-    """Return the workloads still on the host, the earliest end first. Takes one query."""
+    """Return the workloads that still run on the host, the earliest end first. Takes one query."""
     found = Workload.objects.filter(runs__host=host, runs__ended_at=None, state__in=LIVE_STATES).annotate(
         begun_at=ATTEMPT_STARTED_AT
     )

@@ -26,7 +26,8 @@ ANONYMOUS_OPERATOR = "an operator"
 class StateChange:
     """A change of one state of a host or GPU from ``old`` ("" if unknown) to ``new``.
 
-    ``name`` says which state of a host changed, such as "Lease". It is "" for a GPU, which has only one.
+    ``name`` says which state of a host changed, such as "Lease". It is "" for a GPU, which has only one
+    state.
     """
 
     name: str
@@ -39,10 +40,10 @@ class HostHistoryEntry:
     """One line of the history.
 
     ``about`` is "hardware" (an event), "host" or "gpu" (a change of state), or "deed" (a person's action).
-    ``who`` is the person, or "an operator" if the viewer may not know the name. It is the health rules for a
-    change that they made, and empty for other automatic changes. ``verb`` and ``numbers`` are set for a
-    person's action. ``event``, ``meaning``, ``told`` (its detail) and ``done`` (the action taken) are set for
-    a hardware event.
+    ``who`` is the person, or "an operator" if the viewer may not know the name. It is "the health rules" for
+    a change by a health rule, and empty for other automatic changes. ``verb`` and ``numbers`` are set for a
+    person's action. ``event``, ``meaning``, ``told`` (the event's detail) and ``done`` (the action taken) are
+    set for a hardware event.
     """
 
     at: datetime
@@ -95,7 +96,8 @@ def host_history(viewer: User, host: Host) -> list[HostHistoryEntry]:
 def credential_revocation(host: Host) -> AuditEvent | None:
     """Return the audit event that revoked the credential of the host's agent.
 
-    Return None if the host has a credential now (without a query), or if its credential was never revoked.
+    Return None if the credential was never revoked. If the host has a credential now, return None without a
+    query.
     """
     return None if host.credential_hash else _operator_actions(host).filter(verb="revoke_host").first()
 
@@ -130,7 +132,7 @@ def _action_numbers(deed: AuditEvent) -> dict[str, Any]:
 class _ActorNames:
     """A lookup of the person who made a change, by the time of the change.
 
-    It works because an audit record and the rows that were changed with it have the same timestamp.
+    The lookup works because an audit record has the same timestamp as the rows that changed with it.
     """
 
     are_known: bool
@@ -148,7 +150,10 @@ class _ActorNames:
         return "the health rules" if moment in self.handled else ""
 
     def reason(self, moment: datetime, kept: str) -> str:
-        """Return the reason in the person's audit record, otherwise ``kept``: the reason of the change."""
+        """Return the reason in the person's audit record.
+
+        Return ``kept``, the stored reason, if no audit record has a reason.
+        """
         deed = self.by_moment.get(moment)
         if deed is not None and deed.why:
             return deed.why
@@ -187,7 +192,7 @@ def _host_state_entries(host: Host, names: _ActorNames) -> Iterable[HostHistoryE
         if before is None and row.reason != HOST_ADDED_REASON:
             changes = [StateChange("Lease", "", row.lease_state)]
         if not changes and row.reason != HOST_ADDED_REASON and (not row.reason or row.at in names.by_moment):
-            continue  # there is no reason, or the entry of the person's action states it
+            continue  # the row has no reason, or the entry of the person's action has it
         yield HostHistoryEntry(row.at, "host", changes, names.at(row.at), names.reason(row.at, row.reason))
 
 

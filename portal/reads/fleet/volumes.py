@@ -14,7 +14,7 @@ from portal.models import Membership, User
 from scheduler.models import Host, Run, Storage, Team, Volume
 from scheduler.state.states import RunState
 
-# States of a run in which its processes may have files of the home open.
+# States of a run in which its processes may have open files in the home.
 VOLUME_USING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 

@@ -44,7 +44,8 @@ def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
 def queue_leaders(pool: Pool) -> list[dict[str, Any]]:
     """Return one entry per team that waits in the pool. Takes one query.
 
-    ``waiting`` is the team's number of waiting workloads. ``person`` has the most of them: ``most_of_one``.
+    ``waiting`` is the team's number of waiting workloads. ``person`` is the user with the most waiting
+    workloads in the team, and ``most_of_one`` is their number.
     """
     rows = Workload.objects.filter(pool=pool, state=WorkloadState.QUEUED)
     by_person = rows.values_list("project__team__name", "owner__username").annotate(waiting=Count("pk"))

@@ -34,7 +34,7 @@ class OperationsDashboard:
     troubled: list[Host]
     waiting: list[Workload]
     waiting_count: int
-    unserved: list[Reservation]  # without all of their GPUs, or likely not to get them
+    unserved: list[Reservation]  # without their GPUs, or at risk of not getting them
     mass_silence: MassSilence | None
 
 

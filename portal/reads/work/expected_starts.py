@@ -39,8 +39,8 @@ class StartRecords:
 def start_records_for(workloads: Iterable[Workload], now: datetime) -> StartRecords:
     """Return the accuracy of forecasts in the pools of these workloads.
 
-    Pools without a waiting workload that has an expected start are left out. Takes one query, or none if no
-    pool remains.
+    Include a pool only if one of its workloads waits and has an expected start. Takes one query, or none if
+    there is no such pool.
     """
     pools = {w.pool_id for w in workloads if w.state == WorkloadState.QUEUED and w.expected_start is not None}
     return StartRecords(start_estimates.past_starts_by_pool(pools, now), now)

@@ -19,9 +19,9 @@ HOST_REMOVING_ACTIONS = (HealthRule.Action.CORDON, HealthRule.Action.DRAIN, Heal
 class ForcedMove:
     """An eviction of a run because its host or GPU was taken out of service.
 
-    ``code`` is the reason code, and ``numbers`` are the values in its sentence: always ``host``. After a
-    hardware event, they include ``event``, ``meaning`` and ``gpu`` (index of the failed GPU, if known).
-    Otherwise they include ``words``, the operator's reason, if there is one.
+    ``code`` is the reason code, and ``numbers`` are the values in the reason's sentence. They always include
+    ``host``. After a hardware event, they include ``event``, ``meaning`` and ``gpu`` (index of the failed
+    GPU, if known). Otherwise they include ``words``, the operator's reason, if the operator gave one.
     """
 
     code: str
@@ -78,9 +78,8 @@ def workload_history(workload: Workload, most: int) -> list[WorkloadHistoryEntry
 def forced_moves_of_commands(commands: Iterable[Command]) -> dict[int, ForcedMove]:
     """Return the forced move of each run, by run id. The caller has loaded the hosts of the commands.
 
-    The first command of a run counts. Its cause is the health event with the same host and timestamp. If
-    there is no such event, the cause is the state change of the host, or else of one of its GPUs, with the
-    same timestamp.
+    The first command of a run counts. Its cause is the row with the same host and timestamp: a health event,
+    otherwise a state change of the host, otherwise a state change of one of the host's GPUs.
     """
     first: dict[int, Command] = {}
     for command in commands:

@@ -28,9 +28,9 @@ def with_task_counts(rows: QuerySet[JobArray]) -> QuerySet[Any]:
     """Annotate arrays with task counts and times.
 
     ``tasks_all`` is the sum of ``waiting``, ``running`` (neither waiting nor ended), ``finished``,
-    ``cancelled`` and ``failed``. ``began`` is the first start and ``over`` the last end of a task. For the
-    waiting tasks, ``expected`` is the earliest expected start, and ``waits_since`` the earliest time at which
-    one was queued.
+    ``cancelled`` and ``failed``. ``began`` is the first start and ``over`` the last end of a task.
+    ``expected`` is the earliest expected start of a waiting task. ``waits_since`` is the earliest time at
+    which a waiting task was queued.
     """
     return rows.annotate(
         began=Min("tasks__started_at"),
@@ -145,7 +145,7 @@ def _latest_usage(ids: Collection[int], now: datetime) -> dict[int, float]:
 
 
 def arrays_started_between(since: datetime, until: datetime) -> list[tuple[Any, Run]]:
-    """Return (array, run) for each array whose first start lies after ``since`` and not after ``until``.
+    """Return (array, run) for each array that started after ``since``, and at ``until`` or before.
 
     ``run`` is the run of the task that started first. The array has the task counts of ``with_task_counts``.
     Simulated workloads do not count.
@@ -161,7 +161,7 @@ def arrays_started_between(since: datetime, until: datetime) -> list[tuple[Any, 
 
 
 def arrays_ended_between(since: datetime, until: datetime) -> list[tuple[Any, Workload]]:
-    """Return (array, task) for each array of which at least one task ended in this period.
+    """Return (array, task) for each array in which at least one task ended in this period.
 
     ``task`` is the last task that failed in the period. If none failed, it is the last task that ended in the
     period. The array has the task counts of ``with_task_counts``. Simulated workloads do not count.

@@ -154,11 +154,11 @@ def _planned_ahead(workload: Workload, now: datetime) -> list[tuple[int, str, bo
 
 @dataclass(frozen=True)
 class QueueComparison:
-    """The rule that decides the order of two workloads, and the effect of ``theirs`` on ``mine``.
+    """A comparison of ``mine``, a waiting workload, with ``theirs``, another workload of the pool.
 
-    ``rule`` is a key of ``queue_order_texts.QUEUE_ORDER_RULES``, and ``numbers`` are the values in its
-    sentence. ``without_starts`` is True if ``mine`` would start now in a plan without ``theirs``.
-    ``without_code`` and ``without_numbers`` are the reason that this plan gives for ``mine``.
+    ``rule`` decides their order: it is a key of ``queue_order_texts.QUEUE_ORDER_RULES``. ``numbers`` are the
+    values in the rule's sentence. ``without_starts`` is True if ``mine`` would start now in a plan without
+    ``theirs``. ``without_code`` and ``without_numbers`` are the reason that this plan gives for ``mine``.
     """
 
     mine: Workload
@@ -205,7 +205,7 @@ def _comparison_facts(
     """Return the facts of one workload that the rules of the queue order compare.
 
     Times are in seconds since the epoch, durations in seconds. ``share`` is the team's past use in GPU-hours,
-    divided by its weight; 0 for work that is not wholly borrowed.
+    divided by the team's weight. It is 0 unless the whole request is borrowed.
     """
     running = next((row for row in taken.running if row.id == workload.pk), None)
     quotas = capacity.quota_use(team=workload.project.team_id, pool=workload.pool_id, now=now)

@@ -83,7 +83,7 @@ class WorkloadDetails:
 
     @property
     def ends_at(self) -> datetime | None:
-        """Return the latest end: the end of the runtime limit or of the reservation, whichever is earlier.
+        """Return the end of the runtime limit, or the end of the reservation if that is earlier.
 
         Return None while the workload holds no units.
         """
@@ -311,7 +311,7 @@ def attempts_of(workload: Workload) -> list[dict[str, object]]:
 def attempts_without_checkpoint(runs: Iterable[Run]) -> set[int]:
     """Return the numbers of the attempts that could not resume from an existing checkpoint.
 
-    The last checkpoint of the earlier attempts is in a storage that a host of the attempt does not use.
+    The last checkpoint before such an attempt is in a storage that a host of the attempt does not use.
     """
     found, saved = set(), None
     for run in sorted(runs, key=lambda run: (run.attempt, run.rank)):

@@ -39,8 +39,8 @@ def request_budget(
 ) -> Submission:
     """Request another limit for a team in the period that begins at ``month``. Finance decides.
 
-    The action of an existing budget stays. Raises Invalid, NotAllowed. Raises OperationRejected if an equal
-    request is waiting.
+    The request does not change the action of an existing budget, such as "notify". Raises Invalid,
+    NotAllowed. Raises OperationRejected if an equal request is waiting.
     """
     policy.require(actor, "budget.request", team)
     checks = InputChecks()

@@ -217,7 +217,7 @@ def _execute_submission(
 def _set_budget(
     submission: Submission, payload: dict[str, Any], now: datetime, actor: User, via: str
 ) -> None:
-    """Set the requested budget. The action of the budget stays; a new budget only notifies."""
+    """Set the requested budget. An existing budget keeps its action; a new budget only notifies."""
     before = budget_before(submission.team, payload)
     set_budget(
         actor=actor,

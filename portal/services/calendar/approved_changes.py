@@ -25,8 +25,8 @@ from scheduler.requests import HardwareRequest
 def change_window(reservation: Reservation, start: datetime, end: datetime, now: datetime) -> None:
     """Change the window of a reservation under the pool's lock. Call it inside a transaction.
 
-    Raises OperationRejected with the reason and the first windows that fit. Also raises it if the start
-    should change but the engine has started the reservation meanwhile.
+    Raises OperationRejected with the reason and the first windows that fit. Also raises OperationRejected if
+    the start should change, but the engine has already started the reservation.
     """
     refuse_unless_window_fits(scheduling.change_reservation(reservation, start=start, end=end, now=now))
     reservation.refresh_from_db()

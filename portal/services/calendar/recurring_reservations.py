@@ -94,7 +94,7 @@ def request_series(
 ) -> Submission | Series:
     """Reserve the same hours on ``weekdays`` (mon to sun), from the day of ``start`` to the day ``until``.
 
-    The times of day of ``start`` and ``end`` in ``time_zone`` are the reserved hours. An occurrence is at
+    The reserved hours are the times of day of ``start`` and ``end`` in ``time_zone``. An occurrence is at
     most one day long. All occurrences are confirmed, or none. If the first occurrence, as a single
     reservation, would need approval, return a Submission, which reserves nothing yet.
 
@@ -160,7 +160,7 @@ def preview_series(
     - ``occurrences``: the number of occurrences. ``fits``: True if all of them fit.
     - ``sentence``: a text about the first occurrence that does not fit; empty if all fit.
     - ``windows``: the first windows that fit instead of this occurrence.
-    - ``clock_changes``: a sentence for each occurrence whose hours a daylight-saving change affects.
+    - ``clock_changes``: a sentence for each occurrence that differs because the clocks change on its day.
     - ``needs_approval``: True if an operator must approve the series.
     - ``gpus``: the GPUs of one occurrence.
     - ``price``: the price of all occurrences. ``price_per_hour``: the price of all requested GPUs for one
@@ -233,7 +233,7 @@ def cancel_series(*, actor: User, series: Series, now: datetime, why: str = "", 
 
 
 def clock_changes_of(series: Series) -> list[str]:
-    """Return a sentence for each occurrence whose hours a daylight-saving change affects."""
+    """Return a sentence for each occurrence that differs because the clocks change on its day."""
     recurrence = Recurrence(
         frozenset(series.weekdays),
         series.starts_at,
@@ -281,7 +281,7 @@ def checked_series_request(
         checks.note("weekdays", "", reservation_problems.WEEKDAYS_EMPTY.format(allowed=", ".join(WEEKDAYS)))
     zone = checks.time_zone("time_zone", time_zone)
     local, local_end = (at.astimezone(ZoneInfo(zone)) for at in (first.start, first.end))
-    # The limit applies to the times of day that people enter. A daylight-saving change must not count.
+    # Compare the times of day that people enter, so that a change of the clocks does not affect the length.
     if local_end.replace(tzinfo=None) - local.replace(tzinfo=None) > MAX_OCCURRENCE_LENGTH:
         checks.note(
             "end",

@@ -55,7 +55,7 @@ class HostEffect:
     - ``gpus``: the number of GPUs that leave the pool, or that come back if the verb is "return". None if no
       GPU leaves or comes back.
     - ``reservations``: active reservations that are bound to GPUs of the host.
-    - ``moved``: active and future reservations that would get other GPUs than now planned.
+    - ``moved``: active and future reservations whose planned GPUs would change.
     - ``unkept``: reservations that could no longer be served.
     - ``last_end``: the latest time at which a present workload ends. None if no workload runs, or if the verb
       ends all workloads.

@@ -110,7 +110,7 @@ def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
 
 
 def host_change_refusal(host: Host, verb: str, now: datetime) -> OperationRejected | None:
-    """Return the error with which cordon, drain, return or off would be refused now.
+    """Return the error that cordon, drain, return or off would raise now.
 
     Return None if the verb would succeed.
     """

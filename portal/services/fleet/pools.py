@@ -42,7 +42,7 @@ POOL_LIMITS: dict[str, tuple[int, int, str]] = {
     "most_waiting_per_team": (1, MAX_WAITING_LIMIT, "notebooks and jobs"),
 }
 NULLABLE_LIMITS = ("most_gpus_per_user", "most_gpus_per_workload", "spare_gpus")
-# Limits that people enter in GPUs. The column, named by the value, stores them in slots.
+# Limits that people enter in GPUs and the database stores in slots, each with the name of its column.
 LIMITS_STORED_IN_SLOTS = {"spare_gpus": "spare_slots"}
 
 

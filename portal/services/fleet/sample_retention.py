@@ -20,9 +20,9 @@ def set_sample_retention(
 ) -> Retention:
     """Set the retention of samples and of minute rollups in days, and write an audit record.
 
-    Minutes are kept at least a day longer than samples, because a late sample is added to its minute and the
-    hour is merged from all its minutes. No permission is checked, because only people who may run commands on
-    the server can call this function. Raises Invalid.
+    Minute rollups are kept at least a day longer than samples. When a late sample changes a minute, the hour
+    is merged again from all of its minutes. No permission is checked, because only people who may run
+    commands on the server can call this function. Raises Invalid.
     """
     checks = InputChecks()
     sample_days = checks.count("sample_days", sample_days, MIN_DAYS, MAX_DAYS - 1)

@@ -90,9 +90,9 @@ def _preview_of(actor: User, request: WorkloadRequest, now: datetime) -> dict[st
 
 
 def _condition_of_dependency(request: WorkloadRequest, numbers: dict[str, Any]) -> str:
-    """Return the outcome that the request requires of the dependency in the reason's ``numbers``.
+    """Return the outcome that the request requires of the dependency in ``numbers``, a reason's values.
 
-    The text is empty if the request does not have this dependency.
+    Return an empty text if the request does not have this dependency.
     """
     sort, pk = (JobArray, numbers["array"]) if "array" in numbers else (Workload, numbers.get("workload"))
     return next((condition for condition, on in request.after if isinstance(on, sort) and on.pk == pk), "")

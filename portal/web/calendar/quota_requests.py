@@ -25,7 +25,7 @@ from scheduler.models import Pool, Quota, Team
 def gpu_hours_fields(given: dict[str, Any]) -> dict[str, forms.Field]:
     """Return form fields for the GPU-hours that a guarantee covers.
 
-    The fields are their number, their period, and the effect after they are used up.
+    The fields are the number of GPU-hours, the period, and the effect after the GPU-hours are used up.
     """
     return {
         "gpu_hours": forms.IntegerField(

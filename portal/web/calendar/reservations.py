@@ -45,7 +45,10 @@ def _datetime_field(label: str) -> forms.DateTimeField:
 
 
 class ReservationChangeForm(ServiceForm):
-    """A form that changes the end of a reservation. Before the reservation begins, it has a start, too."""
+    """A form that changes the end of a reservation.
+
+    Until the reservation begins, the form also changes the start.
+    """
 
     start = _datetime_field("Start")
     end = _datetime_field("End")

@@ -27,7 +27,8 @@ from portal.wording.refusal_texts import refusal_sentence
 from scheduler.models import Pool, StrayAction
 
 SuccessMessage = Callable[[Any], str]
-# Posted verbs, each with (service, argument besides the host or "", function that makes the success message).
+# Posted verbs, each with (service, name of its second argument or "", function for the success message). The
+# first argument is the host.
 REPAIR_ACTIONS: dict[str, tuple[Callable[..., Any], str, SuccessMessage]] = {
     "diagnose": (
         verbs.diagnose_gpu,

@@ -13,8 +13,8 @@ from portal.wording import equivalent_commands as same_request
 from scheduler.models import JobArray
 from scheduler.requests import WorkloadRequest, request_fields
 
-# Values that the API uses for absent arguments; the commands leave these values out. `preemptible` is not one
-# of them: for a job, the API's value is True, unlike the declared default.
+# Values that the API uses for absent arguments. The commands leave out arguments with these values.
+# `preemptible` is excluded, because for a job the API's default is True, unlike the declared default.
 DEFAULTS: dict[str, Any] = {
     each.argument: each.default
     for each in request_fields(WorkloadRequest)

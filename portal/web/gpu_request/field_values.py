@@ -58,7 +58,8 @@ def default_values(now: datetime, lines: list[FreeCapacity]) -> dict[str, Any]:
 def values_of_workload(workload: Workload, user: User) -> dict[str, Any]:
     """Return the field values with which a notebook or job can be launched again.
 
-    Values of environment variables may be secrets. Users other than the owner get only their names.
+    Values of environment variables may be secrets. Users other than the owner get only the names of the
+    variables.
     """
     models = [*workload.models_wanted, "", "", ""]
     model = models[0] or ANY_MODEL

@@ -52,9 +52,9 @@ def quota_bar(form: GpuRequestForm, lines: list[QuotaUsage], gpus: float) -> dic
     """Return a bar that compares the request with the team's guarantee for this model.
 
     The bar adds the request to the GPUs that the team holds now. The bar of a reservation leaves out the held
-    GPUs, because a reservation starts later. ``lines`` has the quotas of the team in the pool. If none of
-    them is for this model and there is only one, the bar uses that one. Return None without a quota to use,
-    such as in the team's own pool.
+    GPUs, because a reservation starts later. ``lines`` has the team's quotas in the pool. The bar uses the
+    quota of this model, or else the team's only quota. Return None if there is neither, such as in the team's
+    own pool.
     """
     _, model, _ = form.cleaned_data["target"]
     team = form.selected_project.team

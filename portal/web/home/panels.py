@@ -176,7 +176,7 @@ def _whole_currency_units(currency: str) -> FormatAmount:
 
 
 def _gpu_hours_text(amount: Decimal) -> str:
-    """Format GPU-hours without a unit: the bar's label names it."""
+    """Format GPU-hours without the unit, which is in the bar's label."""
     return grouped(amount)
 
 

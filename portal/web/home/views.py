@@ -135,9 +135,9 @@ def _ended_array_row(whole: job_arrays.JobArrayTotals | None, currency: str) -> 
 
 
 def _card_order(details: WorkloadDetails) -> tuple[int, int, datetime]:
-    """Return the sort key of a card: first workloads that were asked to stop, then running workloads.
+    """Return the sort key of a card.
 
-    Stopping, starting and waiting workloads follow.
+    The order is: workloads with a notice of their stop, then running, stopping, starting and waiting ones.
     """
     workload = details.workload
     rank = {

@@ -108,7 +108,7 @@ def run_and_redirect(
 ) -> HttpResponseBase:
     """Call a service, then redirect to the page that sent the form, with a success or error message.
 
-    ``to`` is the URL for the cases in which ``return_url`` finds no page to return to.
+    ``to`` is the URL that is used if ``return_url`` does not find the page of the form.
     """
     try:
         verb()

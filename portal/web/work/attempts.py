@@ -62,7 +62,8 @@ def _attempt_row(
 ) -> dict[str, Any]:
     """Return the row of one attempt.
 
-    ``ending`` is the run that decided the end of the attempt, and the outcome; None before the end.
+    ``ending`` is (run, outcome): the run that ended the attempt, and the outcome of the attempt. It is None
+    before the end.
     """
     runs: list[Run] = attempt["runs"]
     first = runs[0]

@@ -6,7 +6,7 @@ NOT_A_MONTH = "month is {given}; allowed: a month from {first:%Y-%m} to {last:%Y
 MONTH_NOT_CHARGED = "month is {given}, a month without charges; allowed: {first:%Y-%m} to {last:%Y-%m}."
 MONTH_INPUT_INVALID = "month is {given!a}; allowed: a year and a month, such as 2026-03."
 FILTER_UNKNOWN = "{field} is {given}; allowed: {allowed}."
-# What each filter of charges may be. An object that the viewer may not see is not mentioned.
+# Each filter of charges with a description of its allowed values. The text names no object.
 ALLOWED_FILTERS = {
     "cost_centre": "the code of a cost centre whose charges you may see",
     "team": "a team whose charges you may see",
