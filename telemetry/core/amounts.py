@@ -4,7 +4,7 @@ All amounts are Decimal. Ledger amounts are rounded to six decimals (``MICRO``),
 cents (``CENT``).
 
 If an interval is cut into pieces, the values of the pieces sum exactly to the value of the interval. For this
-purpose, ``value_between`` counts all values from the same time and returns their differences.
+purpose, ``value_between`` computes two values since the same time and returns their difference.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ def round_parts(
     """Round each amount down or up to a multiple of ``step`` so that the results sum to the rounded total.
 
     The method is the largest remainder. Of two amounts with equal remainders, the earlier amount is rounded
-    up. Amounts may have either sign. By default, the sum of ``amounts`` is rounded to the nearest step. Pass
-    ``total`` if the caller has already rounded this sum, down or up to ``step``. Returns [] for [].
+    up. Amounts may have either sign. By default, the sum of ``amounts`` is rounded to the nearest step. If
+    the caller has already rounded this sum (down or up to ``step``), ``total`` is the rounded sum. Returns []
+    for [].
     """
     if not amounts:
         return []

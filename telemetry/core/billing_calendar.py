@@ -1,11 +1,11 @@
 """Calculate billing months and billing days in the organisation's time zone.
 
-A billing month has the name of a calendar month. Its zone is the zone that is in force from this month or an
-earlier one on. The month ends at the local midnight that begins the next calendar month. It begins where the
-month before ended, so months never overlap and never leave a gap, also if the zone changes.
+A billing month has the name of a calendar month. Its zone is the last one whose first month is this month or
+an earlier month. The month ends at the local midnight that begins the next calendar month. It begins at the
+end of the month before. So months never overlap or leave a gap, even if the zone changes.
 
-A billing day is a local day of its month. It may have 23, 25 or other numbers of hours when clocks change. If
-the zone changes, the first day of the month is longer or shorter, because it begins where the last month
+A billing day is a local day of its month. It may have 23, 25 or another number of hours when clocks change.
+If the zone changes, the first day of the month is longer or shorter, because it begins where the last month
 ended.
 
 All times are datetimes in UTC.
@@ -40,9 +40,9 @@ def previous_month(month: date) -> date:
 
 
 def corrected_month(month: date, day: date) -> date | None:
-    """Return the closed month that a charge line corrects; None if it is of its statement's own month.
+    """Return the closed month that a charge line corrects; None if the line is of its statement's own month.
 
-    ``month`` is the month of the line's statement, and ``day`` is the billing day of its time.
+    ``month`` is the month of the line's statement, and ``day`` is the billing day of the line's time.
     """
     own = day.replace(day=1)
     return None if own == month else own
@@ -51,8 +51,8 @@ def corrected_month(month: date, day: date) -> date | None:
 class BillingCalendar:
     """The billing months and days of an organisation.
 
-    ``zones`` are the zones with their first months, each of them once. Before the first zone, months are in
-    UTC. Raises ``zoneinfo.ZoneInfoNotFoundError`` for an unknown zone.
+    ``zones`` has at most one zone for each first month. Before the first zone, months are in UTC. Raises
+    ``zoneinfo.ZoneInfoNotFoundError`` for an unknown zone.
     """
 
     def __init__(self, zones: Iterable[ZoneStart] = ()) -> None:
@@ -76,7 +76,7 @@ class BillingCalendar:
         return start, self._midnight(following, self.zone_name(month))
 
     def day_bounds(self, day: date) -> tuple[datetime, datetime]:
-        """Return ``[start, end)`` of a billing day. Both are equal for a day that clocks skip."""
+        """Return ``[start, end)`` of a billing day. Start and end are equal if the clocks skip the day."""
         if day not in self._days:
             start, end = self.month_bounds(day.replace(day=1))
             zone, following = self.zone_name(day.replace(day=1)), day + ONE_DAY
@@ -86,7 +86,7 @@ class BillingCalendar:
         return self._days[day]
 
     def day_of(self, moment: datetime) -> date:
-        """Return the billing day that contains ``moment``. Its month is the billing month."""
+        """Return the billing day that contains ``moment``. The month of this day is the billing month."""
         day = moment.astimezone(self._infos[self.zone_name(moment.astimezone(UTC).date())]).date()
         while moment < self.day_bounds(day)[0]:
             day -= ONE_DAY
@@ -109,7 +109,7 @@ class BillingCalendar:
     def _midnight(self, day: date, zone: str) -> datetime:
         """Return the first midnight that begins a local day.
 
-        If clocks skip midnight, return the end of the skipped time, counted with the clock before it.
+        If the clocks skip midnight, use the UTC offset before the change of the clocks.
         """
         return datetime(day.year, day.month, day.day, tzinfo=self._infos[zone]).astimezone(UTC)
 

@@ -56,10 +56,10 @@ class GpuCondition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkFactor:
-    """The factor by which the price of an allocation is multiplied from ``since`` on, until the next one.
+    """The factor on the price of an allocation from ``since`` until the next WorkFactor.
 
-    ``factor`` is the product of the factor of its priority and that of its workload type. Their ids are None
-    for a factor of 1 without a row.
+    ``factor`` is the product of the priority's factor and the workload type's factor. An id is None if no row
+    sets this factor; the factor is then 1.
     """
 
     since: datetime
@@ -132,7 +132,8 @@ class GpuTimeline:
     """All facts that determine the charges of one GPU. ``changes`` and ``rates`` are in order of time.
 
     ``bounds`` are the slots assigned to reservations. ``owned`` is True for a GPU of a static pool, which
-    belongs to one team. The team pays for such a GPU even while nobody holds it. ``calendar`` has the days.
+    belongs to one team. The team pays for such a GPU even while nobody holds it. ``calendar`` has the billing
+    days.
     """
 
     holds: tuple[GpuHold, ...] = ()

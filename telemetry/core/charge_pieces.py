@@ -49,9 +49,9 @@ def lost_time(
     """Return (start, bucket) of the uncharged part of an ended hold; None if everything is charged.
 
     The uncharged part lasts until the end of the hold. A preemption or a hardware fault loses the work since
-    the last checkpoint. Without a checkpoint, it loses all work of the hold. ``forgiven`` limits the
-    uncharged part: it begins at most this time before the end. None means no limit. ``keeps_state`` is True
-    for notebooks: their files survive, so nothing is lost.
+    the last checkpoint. Without a checkpoint, it loses all work of the hold. ``forgiven`` is the longest
+    possible length of the uncharged part; None means no limit. ``keeps_state`` is True for notebooks: their
+    files survive, so nothing is lost.
     """
     if keeps_state:
         return None
@@ -115,11 +115,12 @@ def price_pieces(
     by slot-seconds, so the costs of the pieces sum exactly to the cost of the GPU.
 
     An entry (start, end, cost) of ``totals`` sets the cost of the GPU over a span, in place of the rate. A
-    correction uses it to keep the total cost of the lines that it replaces. A piece without a rate costs
+    correction uses such an entry to keep the total cost of the replaced lines. A piece without a rate costs
     nothing. The checks at the close of the month report such a piece.
 
-    The charge of a piece is its part of the whole GPU's charge at the price of the piece: the price of the
-    rate, multiplied by the factor of the piece. So the charges of adjacent spans with one factor sum exactly.
+    The price of a piece is the price of its rate, multiplied by its factor. The charge of a piece is its part
+    of the charge of the whole GPU at this price. So the charges of adjacent spans with one factor sum
+    exactly.
     """
     spans: dict[tuple[datetime, int | None], list[int]] = defaultdict(list)
     for index, piece in enumerate(parts):
@@ -242,7 +243,7 @@ def _rate_at(rates: Sequence[Rate], moment: datetime) -> Rate | None:
 
 
 def _factors_at(holds: Sequence[GpuHold], moment: datetime) -> dict[int, WorkFactor]:
-    """Return the factor in force of each allocation that has one, by its id."""
+    """Return the factors in force by allocation id. Allocations without a factor are absent."""
     found: dict[int, WorkFactor] = {}
     for hold in holds:
         for factor in hold.factors:
@@ -260,7 +261,7 @@ def _condition_at(changes: Sequence[GpuConditionChange], moment: datetime) -> Gp
 
 
 class _InForce(Generic[Span]):
-    """Finds the holds or the reserved slots in force at times that never go back."""
+    """Finds the holds or the reserved slots in force at a time. Calls pass times in ascending order."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self._later: list[Span] = sorted(spans, key=lambda span: span.start, reverse=True)

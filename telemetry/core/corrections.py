@@ -71,7 +71,8 @@ def _find_day_correction(
     hull = _difference_interval(charge_pieces(gpu, start, end), lines, start, end)
     if hull is None:
         return None
-    # A line of another slice may lie outside of [start, end) but within the widened hull. It is replaced too.
+    # A line of another slice may be outside of [start, end) but inside the widened interval. Such a line is
+    # replaced too.
     low, high = _widen_to_line_edges(hull, standing)
     back = sorted(
         (line for line in standing if line.start < high and line.end > low),

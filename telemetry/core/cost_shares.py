@@ -61,8 +61,8 @@ def percent_text(percent: Decimal) -> str:
 def split_parts(slot_seconds: int, cost: Decimal, charged: Decimal, split: CostSplit) -> list[SplitPart]:
     """Return the part of each cost centre. Slot-seconds, costs and charges sum exactly to the whole.
 
-    Each of the three is split by itself, by largest remainder. Of two equal remainders, the cost centre with
-    the lower code gets the unit.
+    Each of these three values is split separately, by largest remainder. If two remainders are equal, the
+    cost centre with the lower code gets the larger part.
     """
     if len(split) == 1:
         return [SplitPart(split[0], slot_seconds, cost, charged)]

@@ -39,7 +39,7 @@ PLAIN_CSV = CsvDialect()
 
 
 class _Line:
-    """A file whose ``write`` returns the text, which the CSV writer then returns."""
+    """A file whose ``write`` returns the text. The CSV writer returns the result of ``write``."""
 
     def write(self, text: str) -> str:
         return text
@@ -59,9 +59,9 @@ def with_end_line(lines: Iterable[str], columns: int, dialect: CsvDialect = PLAI
     """Yield the lines of a file, and a last line that proves that the file was not cut off.
 
     The first line is the header. The first cell of the last line has the number of rows without the header,
-    and the SHA-256 digest of all bytes before this line. Its other cells are empty.
+    and the SHA-256 digest of all bytes before this line. The other cells of the last line are empty.
     """
-    digest, rows = hashlib.sha256(), -1  # the header is no row
+    digest, rows = hashlib.sha256(), -1  # the header is not counted
     for line in lines:
         digest.update(line.encode())
         rows += 1

@@ -23,8 +23,9 @@ def guaranteed_slot_seconds(
 ) -> int:
     """Return the sum of a guarantee over ``[start, end)``: slots times whole seconds.
 
-    ``steps`` are the changes after ``start``, in order of time; later than ``end`` is allowed. ``present`` is
-    the guarantee after the last change. Without changes, it counts for the whole period.
+    ``steps`` are the changes after ``start``, in order of time. Changes after ``end`` may be included.
+    ``present`` is the guarantee after the last change. Without changes, the guarantee is ``present`` for the
+    whole period.
     """
     total, since = 0, start
     level = steps[0].before if steps else present

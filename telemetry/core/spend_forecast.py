@@ -3,9 +3,9 @@
 The method has four parts. Each can be checked by hand:
 
 1. The weekday profile: the usual share of each weekday in its week, as a median over the last weeks.
-2. The level: the spending of a usual day after division by the profile. It blends the last days, in which
-   the latest days count most, with the mean of the last weeks.
-3. The break: if the last days differ from the weeks before by more than their noise explains, only the days
+2. The level: the spending of a usual day after division by the profile. It is a weighted sum of two means of
+   the last weeks: the plain mean, and a mean in which later days count more.
+3. The break: if the last days differ from the weeks before by more than the noise of the days, only the days
    since the change count.
 4. The range: the errors that the same method made at the same day of earlier periods.
 
@@ -34,11 +34,11 @@ LEVEL_DAYS = 84  # days that may count for the level
 RECENT_HALF_LIFE_DAYS = 10.0
 RECENT_WEIGHT = 0.6  # weight of the latest days; the rest is the mean of LEVEL_DAYS
 BREAK_MIN_DAYS, BREAK_MAX_DAYS = 7, 42  # possible lengths of the time since a break
-BREAK_BASE_DAYS = 56  # days before a possible break with which the days after it are compared
+BREAK_BASE_DAYS = 56  # days before a possible break; the days after the break are compared with them
 BREAK_MIN_CHANGE = 0.3  # a smaller relative change of the level is not a break
 MIN_NOISE = 0.05  # the noise of days is at least this share of the level
-BREAK_MIN_SCORE = 8.0  # in standard errors of the difference of the two means
-BURST_LIMIT = 1.5  # a day above this multiple of the usual day counts as this multiple in the level
+BREAK_MIN_SCORE = 8.0  # minimum difference of the two medians, in standard errors
+BURST_LIMIT = 1.5  # days above this multiple of the usual day count as this multiple
 LOW_QUANTILE, HIGH_QUANTILE = 0.1, 0.9
 MIN_PAST_PERIODS = 4  # with fewer, the range comes from the noise of the days
 NORMAL_QUANTILE_90 = 1.2816
@@ -62,9 +62,9 @@ class SpendForecast:
 
 @dataclass(frozen=True)
 class SpendPeriod:
-    """A period ``[start, end)`` of which the time up to ``known_until`` has passed.
+    """A period ``[start, end)`` whose spending is known for the days before ``known_until``.
 
-    ``share_of_next_day`` is the part of the day ``known_until`` that has passed too, from 0 to below 1.
+    ``share_of_next_day`` is the part of the day ``known_until`` that has also passed, from 0 to below 1.
     """
 
     start: date
@@ -90,10 +90,10 @@ def forecast_spend(
 ) -> SpendForecast:
     """Return the forecast of the period's total.
 
-    ``spend_by_day`` has the spending of the days before and within the period. A day without an entry after
-    the first entry has no spending. ``committed_by_day`` is spending that is certain, such as booked
-    reservations: no later day is forecast below it. ``past_periods`` are earlier periods of the same kind, up
-    to the same day; the method is applied to each as if it were the current one.
+    ``spend_by_day`` has the spending of the days before and within the period. Days without an entry have no
+    spending if they are after the first entry. ``committed_by_day`` is spending that is certain, such as
+    booked reservations: the forecast of a day is at least this amount. ``past_periods`` are earlier periods
+    of the same kind, up to the same day; the method is applied to each as if it were the current period.
     """
     days = _Days(spend_by_day)
     known = days.total(period.start, period.known_until) + days.on(period.known_until)
@@ -176,9 +176,9 @@ def weekday_profile(known: Sequence[tuple[date, float]]) -> list[float]:
 def _days_since_break(levels: Sequence[float]) -> int:
     """Return how many of the latest days follow the last break; all days if there is no break.
 
-    ``levels`` are daily values without the weekday profile, the latest first. The candidate is the split that
-    leaves the smallest sum of absolute differences from the medians of both sides. It is a break if the
-    medians differ by more than the noise of the days explains.
+    ``levels`` are daily values without the weekday profile, the latest first. Each split has two sides. The
+    candidate is the split with the smallest sum of absolute differences between the days and the median of
+    their side. The candidate is a break if the two medians differ by much more than the noise of the days.
     """
     window = levels[: BREAK_MAX_DAYS + BREAK_BASE_DAYS]
     lengths = range(BREAK_MIN_DAYS, min(BREAK_MAX_DAYS, len(window) - DAYS_OF_WEEK) + 1)
@@ -220,9 +220,9 @@ def _blended_level(levels: Sequence[float]) -> float:
 
 
 def _relative_error(levels: Sequence[float], level: float, days_left: int) -> float:
-    """Return the standard error of the rest of the period relative to it, from the noise of single days.
+    """Return the relative standard error of the spending in the rest of the period, from the noise of days.
 
-    The error of the level is that of a mean of the recent days; the noise of the days to come averages out.
+    The level has the error of a mean of the recent days. The noise of the future days averages out.
     """
     if len(levels) < 2 or level <= 0 or days_left == 0:
         return 0.5 if days_left else 0.0
@@ -232,12 +232,15 @@ def _relative_error(levels: Sequence[float], level: float, days_left: int) -> fl
 
 @dataclass(frozen=True)
 class _PastError:
-    ratio: float  # real spending after the known time / its forecast
+    ratio: float  # real spending after the known time / forecast of this spending
     noise: float
 
 
 def _past_error(days: _Days, past: SpendPeriod) -> _PastError | None:
-    """Return the error of the method in a past period; None if nothing was known before it."""
+    """Return the error of the method in a past period.
+
+    Return None if less than a week of spending was known, or if the forecast was zero.
+    """
     if days.first is None or days.first + DAYS_OF_WEEK * DAY > past.known_until:
         return None
     rest, noise = _forecast_rest(days, past, {})
@@ -246,7 +249,10 @@ def _past_error(days: _Days, past: SpendPeriod) -> _PastError | None:
 
 
 def _range_factors(ratios: Sequence[float], noise: float) -> tuple[float, float]:
-    """Return the factors of the rest for the low and the high end of the range; 1 is between them."""
+    """Return the factors that turn the expected rest into the low and the high end of the range.
+
+    The low factor is at most 1, and the high factor is at least 1.
+    """
     if len(ratios) < MIN_PAST_PERIODS:
         spread = NORMAL_QUANTILE_90 * noise
         return max(0.0, 1 - spread), 1 + spread
@@ -257,7 +263,7 @@ def _range_factors(ratios: Sequence[float], noise: float) -> tuple[float, float]
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """Return the quantile at the plotting position ``share * (n + 1)``, at most the extreme values."""
+    """Return the quantile at the plotting position ``share * (n + 1)``, limited to the extreme values."""
     ordered = sorted(values)
     position = min(max(share * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
     below = int(position)

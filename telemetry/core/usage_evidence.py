@@ -1,8 +1,9 @@
 """Compute the measured use of a charge line from the rollups of its allocation.
 
 The use in an hour is read from the rollup of the hour. If several lines of one allocation share an hour, the
-rollups of its minutes show which part belongs to which line. Rollups of minutes are deleted after some time.
-If they no longer cover the hour, its use is divided in proportion to the time of each line.
+rollups of the hour's minutes show which part belongs to which line. Rollups of minutes are deleted after some
+time. If the remaining minutes do not cover the hour, the use of the hour is divided in proportion to the time
+of each line.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from telemetry.core.rollup import HOUR, would_lose_coverage
 
 MINUTE = 60
-# Lines begin and end at whole seconds, allocations at any time.
+# Charge lines begin and end at whole seconds. Allocations begin and end at any time.
 WHOLE_HOLD_TOLERANCE_SECONDS = 1.0
 
 

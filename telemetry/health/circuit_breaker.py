@@ -10,7 +10,8 @@ Failures are counted by independent source, because a fault of the workload is n
 - Failed programs and failed starts of one owner count once, because they may share a broken environment, a
   full home or a missing file.
 - A failed prolog is the host's own fault and always counts.
-- A workload that failed on this host and later ran on another host is not broken. Each such workload counts.
+- A workload that later ran on another host is not broken. Its failure on this host counts separately, unless
+  the program itself failed.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def _ran_elsewhere_afterwards(failed: list[Run]) -> set[int]:
 def _failure_source(run: Run, went_well: set[int]) -> tuple[str, int]:
     """Return the source of a failure. Failures with equal sources count once.
 
-    ``went_well`` contains the ids of runs whose workload later ran on another host. A program that exits with
-    an error counts by its owner. Owners can make their programs fail on a host of their choice, and one owner
+    ``went_well`` contains the ids of runs whose workload later ran on another host. Failures of programs
+    count once for each owner. Owners can make their programs fail on a host of their choice, and one owner
     alone must not be able to close a host.
     """
     if run.pk in went_well and run.outcome != ReasonCode.FAILED:
@@ -126,7 +127,7 @@ def _last_return_to_service(host: Host, since: datetime) -> datetime | None:
 def _record_breaker_event(
     host: Host, runs: list[Run], different: int, rule: HealthRule, now: datetime
 ) -> bool:
-    """Record the event of a host, at most once for the same last failed run. Return True if it is new.
+    """Record one event for a host and its last failed run. Return True if the event is new.
 
     ``different`` is the number of independent sources of the failures.
     """

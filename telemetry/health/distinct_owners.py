@@ -2,8 +2,8 @@
 
 Events that one owner's programs can explain count as one cause, because one person alone must not be able to
 take GPUs out of use. If several owners held the GPU, any of them may be the cause. The result is then the
-smallest number of owners that explains all events (a minimum hitting set). An event while nobody held the GPU
-counts as a cause of its own.
+smallest number of owners that explains all events (a minimum hitting set). Each event that happened while
+nobody held the GPU counts as a separate cause.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from telemetry.models import HealthEvent
 # An owner who held the GPU within this time before an event may have caused the event. The tolerance covers
 # clock skew and the delay of the driver's log.
 TIMESTAMP_TOLERANCE = timedelta(minutes=2)
-MAX_EVENTS = 50  # at most this many of the newest events are examined
+MAX_EVENTS = 50  # this many of the newest events are examined, or ``enough`` if that is more
 MAX_EXACT_OWNERS = 3  # for more owners, the result is a lower bound
 
 OwnerIds = frozenset[int]
 
 
 def count_distinct_causes(events: Sequence[HealthEvent], enough: int) -> int:
-    """Return the smallest number of causes that can explain the events, at most ``enough``.
+    """Return the smallest number of causes that can explain the events, or ``enough`` if that is smaller.
 
     All events belong to one GPU, or all belong to one host. Runs one query.
     """
@@ -67,10 +67,10 @@ def _overlaps(lower: datetime, upper: datetime | None, begin: datetime, end: dat
 
 
 def minimum_hitting_set_size(events: Iterable[OwnerIds], enough: int) -> int:
-    """Return the size of the smallest set of owners that explains every event, at most ``enough``.
+    """Return the size of the smallest set of owners that explains every event, or ``enough`` if smaller.
 
-    An event is given as the set of its possible owners. Above MAX_EXACT_OWNERS, the result is a lower bound:
-    this limits the computing time for any number of events and owners.
+    An event is given as the set of its possible owners. A result above MAX_EXACT_OWNERS is only a lower
+    bound. This limits the computing time.
     """
     groups = _minimal_owner_sets(events)
     least = _count_disjoint(groups)

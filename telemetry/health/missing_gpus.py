@@ -17,7 +17,7 @@ MISSING_GPU_CODE = "gpu:missing"
 def record_missing_gpus(now: datetime) -> int:
     """Record an event for each missing GPU, and return the number of new events.
 
-    A GPU that has been missing for longer than events are kept is skipped.
+    GPUs that have been missing for more than GPUPOOL_HEALTH_EVENT_DAYS are skipped.
     """
     since = now - timedelta(days=settings.GPUPOOL_HEALTH_EVENT_DAYS)
     found = 0

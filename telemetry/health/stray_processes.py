@@ -92,7 +92,7 @@ def stray_event_id(stray: Stray) -> str:
 
 
 def previously_reported(events: Sequence[HealthEvent]) -> set[int]:
-    """Return the ids of the events whose process had already been reported by the host before.
+    """Return the ids of the events about processes that the host had reported earlier.
 
     Example: a process that begins to use a second GPU is reported again. Runs one query.
     """

@@ -37,8 +37,8 @@ def enqueue_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
     """Append a batch to the Redis stream. Raises redis.RedisError if Redis is unavailable.
 
     The batch is acknowledged by ``committed_sequence`` once it is in the database. Until then, the agent
-    keeps the batch and can send it again. A periodic task drains the stream every second. It would cost
-    several times as much to wake a worker for a few batches.
+    keeps the batch and can send it again. A periodic task drains the stream every second. Waking a worker for
+    a few batches would cost several times as much.
     """
     redis_client().xadd(
         SAMPLE_STREAM_KEY,
@@ -49,9 +49,9 @@ def enqueue_batch(host_id: int, batch: SampleBatch, now: datetime) -> None:
 
 
 def committed_sequence(host_id: int) -> int:
-    """Return the sequence number up to which all batches of this host are in the database.
+    """Return the sequence number up to which each batch of this host is stored or was given up as lost.
 
-    Returns 0 if the host has no batches in the database.
+    The result is 0 if there is no such batch.
     """
     # This is plain SQL, because the query runs at every sync and the ORM takes twice as long.
     with database.cursor() as cursor:

@@ -5,7 +5,8 @@ because Batch rows are unique. A late batch marks the buckets of its samples as 
 again.
 
 If Redis loses batches, agents send them again. An agent deletes a batch only after the host's watermark has
-passed it. The watermark passes only batches that are in the database.
+passed it. The watermark passes a batch when it is in the database, or when it has been missing for
+MISSING_BATCH_TIMEOUT.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ HOUR_SECONDS = 3600
 def insert_new_batches(batches: Sequence[DecodedBatch]) -> list[DecodedBatch]:
     """Insert Batch rows and return the batches that were not stored before.
 
-    A batch up to the watermark is new only if it was skipped. Waits for a concurrent insert of the same
-    batch.
+    A batch at or below the watermark is new only if the watermark skipped it. Waits for a concurrent insert
+    of the same batch.
     """
     first: dict[tuple[int, int], DecodedBatch] = {}
     for batch in _not_known_as_stored(batches):
@@ -90,8 +90,8 @@ def advance_watermarks(fresh: Sequence[DecodedBatch], now: datetime) -> None:
     """Advance the watermarks of the hosts of ``fresh``, the batches that were just inserted.
 
     A watermark stops before the first missing batch. A batch that has been missing for MISSING_BATCH_TIMEOUT
-    no longer counts as missing: it is recorded as a gap. A batch that was skipped and is fresh makes its gap
-    shorter.
+    no longer counts as missing: it is recorded as a gap. If a skipped batch arrives after all, its gap
+    becomes shorter.
     """
     hosts = sorted({batch.host for batch in fresh})
     marks = _lock_watermarks(hosts)
@@ -102,7 +102,7 @@ def advance_watermarks(fresh: Sequence[DecodedBatch], now: datetime) -> None:
 
 
 def skip_missing_batches(now: datetime) -> None:
-    """Advance the watermarks that a missing batch stops although nothing arrives any more."""
+    """Advance the watermarks that wait for a missing batch, even if no more batches arrive."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT DISTINCT b.host_id FROM telemetry_batch b"
@@ -190,7 +190,7 @@ def _batches_above_watermarks(hosts: Iterable[int]) -> dict[int, list[_StoredBat
 def _pass_batches(
     host: int, mark: _Watermark, batches: Iterable[_StoredBatch], now: datetime
 ) -> list[SampleGap]:
-    """Advance one watermark over batches up to the first that must wait. Return the unsaved new gaps."""
+    """Advance one watermark to the batch before the first that must wait. Return the unsaved new gaps."""
     gaps: list[SampleGap] = []
     for sequence, received, first_sample, last_sample in batches:
         if sequence > mark.sequence + 1 and now - received < MISSING_BATCH_TIMEOUT:
@@ -223,15 +223,15 @@ def _gaps_before(host: int, mark: _Watermark, sequence: int, first_sample: datet
                 end=end,
             )
         ]
-    # The numbers continue after the watermark although the spool of the earlier installation is gone. The
-    # first sample covers a short time before it.
+    # The new installation continues the sequence numbers, but the spool of the earlier installation is gone.
+    # So the time before the first sample is a gap, unless the first sample covers this time.
     if reinstalled and end - start > timedelta(seconds=SAMPLE_REACH_SECONDS):
         return [SampleGap(host_id=host, cause=SampleGap.Cause.REINSTALLED, start=start, end=end)]
     return []
 
 
 def _fill_gap(batch: DecodedBatch) -> None:
-    """Make the gap of a batch that was skipped shorter, or split it at the batch."""
+    """Shorten the gap that contains a skipped batch, or split the gap at the batch."""
     gap = SampleGap.objects.filter(
         host=batch.host, first_sequence__lte=batch.sequence, last_sequence__gte=batch.sequence
     ).first()

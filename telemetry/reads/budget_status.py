@@ -19,7 +19,8 @@ from telemetry.models import Budget, BudgetForecast, BudgetMeasure, BudgetPeriod
 class ForecastRange:
     """The expected spending at the end of a period, with the 10th and the 90th percentile.
 
-    Of ``past_periods`` earlier periods, ``past_inside`` ended inside the range of the same method.
+    ``past_periods`` is the number of earlier periods with a forecast by the same method. ``past_inside`` is
+    the number of these periods that ended inside their range.
     """
 
     expected: Decimal
@@ -100,7 +101,7 @@ def _status(budget: Budget, forecast: BudgetForecast | None, now: datetime) -> B
 
 
 def _range(forecast: BudgetForecast, spent: Decimal) -> ForecastRange:
-    """Return a stored forecast. No figure is below ``spent``, which may be newer."""
+    """Return a stored forecast, with each figure raised to ``spent`` if it is lower."""
     return ForecastRange(
         expected=max(spent, forecast.expected),
         low=max(spent, forecast.low),

@@ -1,4 +1,4 @@
-"""Return the measured use of the time of one charge line."""
+"""Return the measured use of one charge line."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class HourOfUse:
 class LineUsage:
     """The measured use of a charge line.
 
-    ``coverage`` is the measured part of its time, and ``utilisation`` the mean utilisation of this part, by
-    its usage evidence. ``hours`` come from the rollups. If ``whole_hours`` is True, minutes are no longer
-    stored, and the first and the last hour include time of the same run outside the line.
+    ``coverage`` is the measured part of the line's time, and ``utilisation`` is the mean utilisation of this
+    part. Both come from the line's usage evidence. ``hours`` come from the rollups. If ``whole_hours`` is
+    True, minutes are no longer stored, and the first and the last hour include time of the same run outside
+    the line.
     """
 
     coverage: float | None

@@ -83,7 +83,7 @@ class ChargeTable:
     """The groups of a table, highest charge first, and their total. Each money column sums to the total.
 
     ``corrections`` are the rows for earlier, closed months. They are not in ``total``. Groups and total are
-    in the currency of the month; a correction may have another one.
+    in the currency of the month; a correction may have another currency.
     """
 
     groups: list[ChargeGroup]
@@ -139,8 +139,8 @@ def charges_by(
     """Return a month's charges grouped by one dimension.
 
     ``cells`` are the cells that the viewer may see; None means all. ``where`` is the drill-down path: the key
-    that the viewer has selected in each earlier dimension. The charges of the table equal, to the cent, the
-    row that was selected last.
+    that the viewer has selected in each earlier dimension. The charges of the table sum, to the cent, to the
+    charge of the row that was selected last.
 
     If ``charged_only`` is False, the table also includes idle, unhealthy and lost time with its cost. The
     number of queries does not depend on the path or on the number of rows.
@@ -163,8 +163,8 @@ def charges_by(
 def group_names(dimension: str, keys: Iterable[Any], month: date) -> dict[Any, str]:
     """Return the name of each key of a dimension, for example the names of teams by id.
 
-    Names of a closed month are the names of its close. Names of an open month are today's names. The name of
-    a cost centre begins with its code.
+    Names of a closed month are those at the time of its close. Names of an open month are today's names. The
+    name of a cost centre begins with its code.
     """
     key, name = CHARGE_DIMENSIONS[dimension]
     wanted = {each for each in keys if each is not None}
@@ -241,7 +241,7 @@ def _group_sums(
             shared_sum=Coalesce(Sum("charged_cents", filter=shared), ZERO),
         )
     )
-    # Reversed charges can leave a group without anything.
+    # A group whose charges were all reversed can be empty.
     return [dict(row) for row in rows if row["slot_sum"] or row["charged_sum"] or row["cost_sum"]]
 
 

@@ -13,7 +13,7 @@ from telemetry.money.rate_card import RateCard, load_rate_card
 
 
 class CurrentPrices:
-    """The prices and price factors in force at one time, as charges use them. ``currency`` is theirs."""
+    """The prices and price factors that charges use at one time. ``currency`` is the prices' currency."""
 
     def __init__(self, card: RateCard, factors: PriceFactors, currency: str, now: datetime) -> None:
         self._card, self._factors, self._now = card, factors, now
@@ -52,7 +52,7 @@ class CurrentPrices:
         return rate.price_with(factor) * slots / SLOTS_PER_GPU
 
     def factor(self, pool: int, work: tuple[int, str]) -> Decimal:
-        """Return the factor on the price of work outside of reservations; 1 if it has none."""
+        """Return the factor on the price of work outside of reservations; 1 if there is no factor."""
         return self._factors.at(pool, *work, self._now)
 
     def line(self, pool: int | None, model: str) -> int | None:

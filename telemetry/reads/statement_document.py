@@ -1,6 +1,6 @@
 """Return the rows of a cost centre's statement. Their amounts sum to its total.
 
-All figures and names are those that the close froze.
+The figures and names of a closed month are those at the time of its close.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from telemetry.money.billing_months import month_bounds
 from telemetry.money.rate_card import load_rates
 
 HOUR_STEP = Decimal("0.001")
-# A mean price of less time would show the rounding of the ledger's amounts in its last decimals.
+# Below SHORT_HOURS, the last decimals of a mean price would only show the rounding of the ledger's amounts.
 PRICE_STEP, SHORT_PRICE_STEP, SHORT_HOURS = Decimal("0.0001"), Decimal("0.01"), Decimal("0.1")
-# With more groups, the workloads of a person with the same type, model and bucket are one group.
+# If there are more groups, the workloads of a person with the same type, model and bucket form one group.
 MAX_GROUPS = 80
 # Parts of a charge in the order of a document. An idle share is a part of the pool's idle time.
 USED, IDLE, UNMEASURED = "used", "idle", "unmeasured"
@@ -137,7 +137,8 @@ def _rate_dates(statement: CostCentreStatement, lines: QuerySet[StatementLine]) 
 def _cell_sums(statement: CostCentreStatement) -> list[dict[str, Any]]:
     """Return the sums of the cells of a document by project, person, workload, model and bucket.
 
-    If there would be more than ``MAX_GROUPS``, the workloads of a person are not told apart.
+    If there would be more than ``MAX_GROUPS`` groups, the workloads of a person with the same type, model and
+    bucket form one group.
     """
     groups = _grouped_cells(statement)
     if sum(max(1, group["workloads"]) for group in groups) > MAX_GROUPS:
@@ -211,7 +212,7 @@ def _document_rows(group: Mapping[str, Any]) -> Iterable[DocumentRow]:
 
 
 def _mean_price(charged: Decimal, slot_seconds: int) -> Decimal | None:
-    """Return the mean price per GPU-hour. It equals the price if only one was in force."""
+    """Return the mean price per GPU-hour. It equals the price if only one price was in force."""
     hours = Decimal(slot_seconds) / SLOT_SECONDS_PER_GPU_HOUR
     if not hours:
         return None

@@ -51,7 +51,7 @@ class UsageFilters:
     ``teams`` and ``users`` are the ids that the viewer may see. The result contains only rows that belong to
     one of these teams or to one of these users. If both are None, the viewer may see all rows.
 
-    Amounts of money are those in ``currency``. Amounts in another currency are left out.
+    Only amounts of money in ``currency`` are included.
     """
 
     start: datetime

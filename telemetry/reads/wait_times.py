@@ -13,10 +13,10 @@ from telemetry.reads.usage_filters import USAGE_DIMENSIONS, UsageFilters
 
 @dataclass(frozen=True)
 class GroupWaitTimes:
-    """How long the workloads of one group waited, from submission to the first GPU.
+    """The waiting times of the workloads of one group, from submission to the first GPU.
 
-    ``p50``, ``p95`` and ``longest`` are in seconds and concern the ``started`` workloads. Workloads that
-    still wait are only counted.
+    ``p50``, ``p95`` and ``longest`` are in seconds, and cover only the ``started`` workloads.
+    ``still_waiting`` is the number of workloads that still wait.
     """
 
     key: Any

@@ -58,8 +58,9 @@ class UsageWaterfall:
 def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> UsageWaterfall:
     """Return the parts of the capacity of a period, in the order of WATERFALL_ORDER.
 
-    If the filters select teams, projects, users or types, the capacity is only the time that they held or
-    reserved. ``reads`` are loaded rows of the same filters. Several queries can share them.
+    If the filters select a team, project, user or type, the capacity is only the time that this selection
+    held or reserved. ``reads`` are rows that were loaded for the same filters, so that several queries share
+    these rows.
     """
     sums = _bucket_sums(filters)
     use = (reads or UsageRows(filters)).sums_by_model()
@@ -166,7 +167,7 @@ def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dic
 def _bucket_sums(filters: UsageFilters) -> dict[tuple[str, str], tuple[float, Decimal]]:
     """Return (slot-seconds, cost) by (bucket, model).
 
-    Of a line that crosses an edge of the period, only the part inside the period counts.
+    If a line crosses an edge of the period, only its part inside the period counts.
     """
     sums: dict[tuple[str, str], tuple[float, Decimal]] = {}
     lines = filters.charges()

@@ -90,10 +90,10 @@ def mark_evidence_due(hosts_of: dict[datetime, list[int]]) -> None:
 
 
 def mark_rollups_past_end(ends: Mapping[int, datetime], now: datetime) -> None:
-    """Mark the minutes and hours as due that count held time after the end of an allocation.
+    """Mark minutes and hours as due if they count held time after the end of an allocation.
 
-    Such rollups were written before the end became known. ``ends`` maps allocation ids to ends. The
-    coarser buckets follow.
+    Such rollups were written before the end became known. ``ends`` maps allocation ids to ends. When these
+    buckets are rolled up, the longer buckets become due.
     """
     with connection.cursor() as cursor:
         cursor.execute(

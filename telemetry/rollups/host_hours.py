@@ -1,8 +1,8 @@
 """Record for each host and hour whether its samples are complete, awaited or lost.
 
 A host has a row for each hour in which one of its units was held. The hour is complete once every batch up to
-its end is stored and none of its samples is lost. Facts that change a state call ``refresh_host_hours``:
-arriving batches, skipped batches and removed hosts.
+its end is stored and none of its samples is lost. ``refresh_host_hours`` runs when a batch arrives, when a
+batch is skipped, and when a host is removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from telemetry.rollups.due_marks import bucket_start, mark_hours_due
 
 HOUR = timedelta(hours=1)
 HOURS_PER_RUN = 31 * 24
-# The simulated past has no samples: its hours are written directly.
+# Simulated work is left out: it has no samples, and its rollups are written directly.
 _NEW_HOURS_SQL = """
 INSERT INTO telemetry_hosthour (host_id, hour, state, lost_seconds)
 SELECT DISTINCT gpu.host_id, bucket.hour, 'waiting', 0
@@ -81,7 +81,7 @@ def record_ended_hours(now: datetime) -> None:
             HostHoursRecorded.objects.bulk_create([HostHoursRecorded(until=begin)], ignore_conflicts=True)
         until = min(hour, begin + HOURS_PER_RUN * HOUR)
         created: list[tuple[int, datetime]] = []
-        # Of two concurrent runs, only one moves the time and creates the rows.
+        # If two runs are concurrent, only one of them advances ``until`` and creates the rows.
         if begin < until and HostHoursRecorded.objects.filter(pk=1, until=begin).update(until=until):
             with connection.cursor() as cursor:
                 cursor.execute(_NEW_HOURS_SQL, {"begin": begin, "until": until})
@@ -92,9 +92,9 @@ def record_ended_hours(now: datetime) -> None:
 
 
 def _first_hour(hour: datetime) -> datetime:
-    """Return the first hour to record: that of the first allocation since the start of the previous month.
+    """Return the first hour to record: the hour of the first allocation since the previous month began.
 
-    The previous month may still be open. Without allocations, it is ``hour``, the hour in progress.
+    The previous month may still be open. Without allocations, the result is ``hour``, the hour in progress.
     """
     previous_month = (hour.replace(day=1, hour=0) - timedelta(days=1)).replace(day=1)
     held = Allocation.objects.filter(workload__simulated=False, period__overlap=(previous_month, hour))
@@ -107,7 +107,8 @@ def _first_hour(hour: datetime) -> datetime:
 def refresh_host_hours(hosts: Collection[int], since: datetime | None = None) -> None:
     """Compute the states of the hosts' waiting hours again.
 
-    If ``since`` is given, hours that end after it are computed again in every state.
+    If ``since`` is given, the states of complete and lost hours that end after this time are computed again
+    too.
     """
     if not hosts:
         return
@@ -137,9 +138,9 @@ def hours_recorded_until() -> datetime | None:
 
 
 def _record_removed_hosts() -> set[int]:
-    """Record the samples that removed hosts still owe as lost, and return the ids of these hosts.
+    """Record the missing samples of removed hosts as lost, and return the ids of these hosts.
 
-    A removed host sends nothing.
+    A removed host sends no more samples.
     """
     with connection.cursor() as cursor:
         cursor.execute(_REMOVED_HOSTS_SQL)

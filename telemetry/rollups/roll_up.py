@@ -56,9 +56,9 @@ ROLLUP_MEASURES = (
 
 @dataclass
 class RollupResult:
-    """The number of buckets that were rolled up, of rows that were written, and of units that were left.
+    """The numbers of rolled-up buckets, of written rows, and of units whose rollups were kept.
 
-    A bucket counts once for each host. A unit is left as it is if its source rows no longer exist: ``kept``.
+    A bucket counts once for each host. The rollups of a unit are kept if its source rows no longer exist.
     """
 
     buckets: int = 0
@@ -130,10 +130,10 @@ def _roll_up_buckets(resolution: int, due: Sequence[RollupDue], now: datetime) -
 def _replace_rollups(
     resolution: int, bucket: datetime, hosts: Collection[int], built: Mapping[int, _UnitUsage]
 ) -> tuple[int, int]:
-    """Replace the rollups of one bucket. Return the number of written rows and of units that were left.
+    """Replace the rollups of one bucket. Return the numbers of written rows and of kept units.
 
-    A unit is left as it is if its coverage would fall: its source rows were deleted, or its rollups were
-    written without any.
+    The rollups of a unit are kept if its coverage would fall. In this case its source rows were deleted, or
+    its rollups were written without source rows.
     """
     units = Unit.objects.filter(gpu__host__in=hosts).values_list("pk", "gpu__host__simulated")
     simulated_units = dict(units)
@@ -209,7 +209,8 @@ def _merged_usage(
 ) -> dict[int, _UnitUsage]:
     """Return the usage of an hour merged from its minutes, or of a day merged from its hours, by unit id.
 
-    A unit that was held is in the result even if it has no minutes or hours. Time after ``now`` is not held.
+    A unit that was held is in the result even if it has no minutes or hours. Time after ``now`` does not
+    count as held.
     """
     finer = Rollup.Resolution.MINUTE if resolution == Rollup.Resolution.HOUR else Rollup.Resolution.HOUR
     end = bucket + timedelta(seconds=resolution)
