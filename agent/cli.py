@@ -196,8 +196,8 @@ async def _read_hardware(gpu_reader: GpuReader) -> GpuInventory:
         return await gpu_reader.hardware()
     except GpuReadError as problem:
         known = gpu_reader.last_known(str(problem))
-        # Continue without NVML: workloads may still run on these GPUs. Without the agent nothing renews their
-        # leases, and they would be stopped.
+        # Continue without NVML. Workloads may still run on these GPUs, and only a running agent renews the
+        # leases of these workloads.
         if known is not None:
             logging.getLogger("agent").error(
                 "the GPUs can't be read; the last known inventory is used: %s", problem
@@ -211,7 +211,7 @@ async def _read_hardware(gpu_reader: GpuReader) -> GpuInventory:
 def isolation_downgrade(record: Path, requested: str, current: str, notes: list[str]) -> str:
     """Return the reason if this host has lost its sandbox and may start no workload; otherwise ''.
 
-    ``record`` is the file that contains the name of the launcher of the last start. ``requested`` is the
+    ``record`` is a file with the name of the launcher that the agent used last time. ``requested`` is the
     value of --launcher, and ``current`` is the name of the launcher that was chosen now.
 
     The probe of bubblewrap may fail temporarily. In this case the agent does not fall back to ``plain``. It

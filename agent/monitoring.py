@@ -30,7 +30,7 @@ EVENT_POLL_SECONDS = 1.0
 PROBE_STARTING_SECONDS = 0.1  # between two probes of a starting notebook
 PROBE_READY_SECONDS = 3.0  # between two probes of a ready notebook
 OFFLINE_SAMPLES_PER_BATCH = (
-    12  # samples per unit and batch while the edge is unavailable: fewer, larger files
+    12  # samples per unit in one batch while the edge is unavailable; large batches need fewer files
 )
 
 

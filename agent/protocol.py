@@ -484,8 +484,8 @@ class JoinAnswer:
 class RenewRequest:
     """Body of ``POST /agent/v1/renew``. The bearer token is the host's last credential.
 
-    This credential must have expired: a valid credential is renewed over the sync connection. If it was never
-    used, the credential before it is accepted too.
+    This credential must have expired: a valid credential is renewed over the sync connection. If the last
+    credential was never used, the credential before the last one is accepted too.
 
     A renewal has two requests. The first has an empty ``challenge`` and asks the server for one. The second
     has the server's challenge and its signature.

@@ -34,7 +34,7 @@ from agent.runs.reconcile import (
 )
 from agent.server.reporting import ServerReporter
 
-# Longest time that the handling of a frame waits for its reconciliation. It is much shorter than a lease.
+# After a frame, the agent waits at most this long for the reconciliation. This is much shorter than a lease.
 RECONCILE_WAIT_SECONDS = 2.0
 SHIM_POLL_SECONDS = 0.2  # between two reads of the shims' files
 
@@ -185,8 +185,8 @@ class HostReconciler:
     def _plan(self, desired: Desired) -> list[Action]:
         """Return the actions to do now, in their order.
 
-        Fast actions such as stops are first. Refusals and changes of time limits are slow, so they follow.
-        Starts are last. No stop then waits for a slow action.
+        Stops and other fast actions come first, so that no stop waits for a slow action. Refusals and changes
+        of time limits are slow, so they follow. Starts come last.
         """
         actions = plan_actions(
             desired,
@@ -229,7 +229,7 @@ class HostReconciler:
         self._diagnostics.yield_gpus(wanted.unit_uuids)
         if not await self._runs.is_due(wanted):
             return
-        is_new = False  # stays False if the home can't be checked in time
+        is_new = False  # also False if the check of the home takes too long
         with contextlib.suppress(CallTimeout):
             is_new = not self._runs.has_home(wanted.owner)
         try:

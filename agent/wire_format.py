@@ -38,8 +38,8 @@ def parse(kind: type[T], data: Any, where: str = "") -> T:
     Unknown keys are ignored, because a newer peer may send additional keys. ``where`` is the path of ``data``
     in its document, for the error message.
 
-    Raises ProtocolError if the data cannot be read. If in addition its ``version`` is not VERSION, the error
-    is an UnsupportedVersionError.
+    Raises ProtocolError if the data cannot be read. The error is an UnsupportedVersionError if ``version`` in
+    the data is not VERSION.
     """
     try:
         return typing.cast(T, _reader(typing.cast(Any, kind))(data))

@@ -5,13 +5,13 @@
 
 The installation is started as `./run up` and `./run demo` start it. Leases last 5 s, or 20 s with `--short`.
 
-A round injects one fault at a random time while jobs are submitted. It then measures the recovery: the time
-until a job starts that was submitted after the fault. A fault may define another event as its recovery. Each
-fault states its pass condition.
+A round injects one fault at a random time while jobs are submitted. It then submits another job and measures
+the recovery: the time until this job starts. A fault may define another event as its recovery. Each fault
+states its pass condition.
 
-A round is survived if the recovery was in time and no invariant was violated. The invariants are: no unit is
-held twice, no job runs twice at once, and no job is lost. They are checked in the database rows, in the
-processes, and in the ledger that the jobs themselves write.
+The installation survives a round if it recovers in time and no invariant is violated. The invariants are: no
+unit is held twice, no job runs twice at once, and no job is lost. They are checked in the database rows, in
+the processes, and in the ledger that the jobs themselves write.
 
 The figures are `{"rounds", "survived", "faults": {NAME: {"rounds", "survived", "worst_recovery"}}}`, with
 recovery in seconds.

@@ -173,9 +173,9 @@ def replay(trace: Trace, arrivals: list[int], policy: str, seed: int, learn: boo
 
     The ratio is the mean over all arrivals after which the requested GPUs round to 100 % of the capacity.
 
-    If ``learn``, the policy does not know the mix of requests. It starts with the mix ``PRIOR_MIX``. It is
-    rebuilt with the mix of all arrivals so far after ``FIRST_UPDATE_ARRIVALS`` arrivals, and then each time
-    their number has doubled.
+    If ``learn``, the policy does not know the mix of requests in advance. It starts with ``PRIOR_MIX``. After
+    ``FIRST_UPDATE_ARRIVALS`` arrivals, all arrivals so far are added to this mix. This is repeated each time
+    the number of arrivals has doubled.
     """
     nodes = trace.nodes()
     chooser = make(policy, nodes, PRIOR_MIX if learn else trace.mix(), seed)

@@ -18,7 +18,8 @@ GRANT_STATEMENTS = (
     "GRANT USAGE ON SCHEMA public TO {role}",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}",
     "GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA public TO {role}",
-    "GRANT UPDATE ON SEQUENCE scheduler_generation TO {role}",  # the program skips numbers after a restore
+    # After a restore, the program advances this sequence past the numbers that hosts may have seen.
+    "GRANT UPDATE ON SEQUENCE scheduler_generation TO {role}",
     "ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {role}",
     "ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT USAGE, SELECT ON SEQUENCES TO {role}",
 )

@@ -116,7 +116,7 @@ DATABASES = {
             "keepalives_count": 3,
             "tcp_user_timeout": 20_000,
         },
-        # This is not inside OPTIONS, because Celery would find it there and create a new pool for each task.
+        # POOL is not inside OPTIONS. Celery would find it there and create a new pool for each task.
         "POOL": {"min_size": 1, "max_size": 12, "timeout": 10, "max_idle": 60},
     }
 }

@@ -274,7 +274,7 @@ def _write_decisions(kept: dict[int, SimulatedCourse], workloads: dict[int, Work
 def _write_start_estimates(kept: dict[int, SimulatedCourse], workloads: dict[int, Workload]) -> None:
     """Write the expected and actual starts of the latest waits of each pool.
 
-    Only as many are written as the start ranges of new estimates use.
+    The number per pool is limited to ``start_ranges.MAX_OUTCOMES``, because start ranges use no more.
     """
     by_pool: dict[int, list[tuple[int, SimulatedWait]]] = defaultdict(list)
     for number, course in kept.items():

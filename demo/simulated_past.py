@@ -69,8 +69,8 @@ class SimulatedAttempt:
 class SimulatedWait:
     """A wait of a workload. Times are in seconds since the epoch.
 
-    At ``told_at``, users saw the start ``expected_start``, and at most ``latest``. The wait ended at
-    ``over_at``. ``attempt`` is the number of earlier placements of the workload.
+    At ``told_at``, the page announced the start ``expected_start``, with ``latest`` as the end of its range.
+    The wait ended at ``over_at``. ``attempt`` is the number of earlier placements of the workload.
     """
 
     attempt: int

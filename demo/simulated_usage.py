@@ -156,10 +156,11 @@ def _ignore_progress(done: int, total: int, words: str) -> None:
 
 
 def defer_charges(end: datetime) -> list[int]:
-    """Let the periodic charging of GPUs without charges start at ``end``. Return the ids of all GPUs.
+    """Make the periodic charging skip the time before ``end``. Return the ids of all GPUs.
 
-    ``load_simulated_usage`` charges the time before ``end``. Call this function before the rows of the past
-    are written. Otherwise the periodic charging could charge the past before its usage is written.
+    This affects only GPUs without charges. ``load_simulated_usage`` charges the time before ``end``. Call
+    this function before the rows of the past are written. Otherwise the periodic charging could charge the
+    past before its usage is written.
     """
     gpus = list(Gpu.objects.order_by("pk").values_list("pk", flat=True))
     begin = end.replace(microsecond=0)

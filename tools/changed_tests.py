@@ -19,7 +19,7 @@ MAIN_BRANCHES = ("origin/main", "main")
 ALL_TESTS = "tests"
 CHANGES_ALL_TESTS = ("pyproject.toml", "requirements")
 READS_ALL_SOURCES = "tests/architecture"
-# The tests of folders that have no folder of the same name in tests/.
+# By folder of the code: the folder of its tests, if it is not tests/FOLDER.
 TESTS_OF_FOLDER = {
     ".ci": "tests/house",
     "config": "tests/house",

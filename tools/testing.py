@@ -141,9 +141,9 @@ def selects_examples(arguments: Sequence[str]) -> bool:
 
 
 def _examples_markers(expression: str) -> list[str | None]:
-    """Find the markers of the worked examples in a marker expression of pytest.
+    """Return one item for each marker of the worked examples in a marker expression of pytest.
 
-    Returns "not " for each marker after ``not``, and None for each other marker.
+    The item is "not " if ``not`` precedes the marker, otherwise None.
     """
     return [found["negation"] for found in EXAMPLES_MARKERS.finditer(expression)]
 

@@ -32,7 +32,7 @@ SIMULATED_STEP_SECONDS = 0.3
 
 
 def run_simulated(progress: CheckProgress, fault: str) -> None:
-    """Report the checks of a simulated GPU. Only the check with the name ``fault`` fails."""
+    """Report the checks of a simulated GPU. Only the check named ``fault`` fails."""
     for name in ("memory", "bandwidth", "arithmetic"):
         progress.step(name)
         for _ in range(3):

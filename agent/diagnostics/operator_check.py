@@ -16,7 +16,7 @@ from agent.host import processes
 PR_SET_CHILD_SUBREAPER = 36
 
 
-MAX_OUTPUT_BYTES = 4096  # only this many bytes at the end of the program's output are kept
+MAX_OUTPUT_BYTES = 4096  # only the last bytes of the program's output are kept
 
 
 def run_operator_program(progress: CheckProgress, name: str, command: list[str], seconds: float) -> None:

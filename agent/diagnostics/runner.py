@@ -79,7 +79,7 @@ class DiagnosticRunner:
                 self._seen[folder.name] = parse(DiagnosticSeen, result)
 
     def want(self, wanted: Iterable[DiagnosticWanted]) -> None:
-        """Start each new diagnostic of ``wanted``, and forget each finished diagnostic that it does not list.
+        """Start the new diagnostics in ``wanted``, and forget the finished ones that are not in ``wanted``.
 
         The server lists a diagnostic until it has received the result.
         """
@@ -249,7 +249,7 @@ class DiagnosticRunner:
             if time.monotonic() > late:
                 _send_signal(process.pid, signal.SIGKILL)
                 if time.monotonic() > late + KILL_MARGIN_SECONDS:
-                    break  # the process hangs in the driver: the GPU's lock stays held
+                    break  # the process hangs in the driver, and keeps the lock of the GPU
         return _parse_result(output, process.poll(), wanted.deadline_seconds)
 
     def _command(self, wanted: DiagnosticWanted, gpu: GpuSeen, unit: str) -> list[str]:

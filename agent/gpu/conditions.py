@@ -37,10 +37,10 @@ def worsened_conditions(
 ) -> list[HardwareEvent]:
     """Return an event for each condition that became worse.
 
-    ``before`` is None at the first reading. Then no event is derived from counters, because they also count
-    the errors from before the start of this agent.
+    ``before`` is None at the first reading. Counters then cause no event, because they also count errors
+    that happened before this agent started.
     """
-    found: list[tuple[str, str, object]] = []  # code, detail, value that distinguishes the event in its id
+    found: list[tuple[str, str, object]] = []  # event code, detail, value of the change for the event's id
     earlier = before or {}
     if after.get("lost"):
         if not earlier.get("lost"):

@@ -63,7 +63,7 @@ class GeometryChanges:
         return self._one_at_a_time.locked()
 
     def want(self, wanted: Iterable[GeometryWanted]) -> None:
-        """Start each new change of ``wanted``, and cancel and forget each change that it does not list.
+        """Start the new changes in ``wanted``. Cancel and forget the changes that are not in ``wanted``.
 
         The server lists a change until it has received the result or has withdrawn the change.
         """
@@ -179,7 +179,7 @@ class GeometryChanges:
         try:
             folder.mkdir(exist_ok=True, mode=0o700)
             write_json(folder / "result.json", asdict(seen))
-        except OSError as error:  # no harm: a restarted agent reads the geometry from the GPU
+        except OSError as error:  # only logged, because a restarted agent reads the geometry from the GPU
             log.error("geometry %s: the result could not be written: %s", seen.change, error)
         log.info("geometry %s: %s %s", seen.change, seen.state, seen.detail)
         self._report(seen)

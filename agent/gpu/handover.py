@@ -47,8 +47,8 @@ class HandoverCheck:
     ) -> str:
         """Describe a process or memory in use that an earlier workload left on these units; '' if none.
 
-        ``rows`` and ``gpu_processes`` must be current readings. Raises GpuReadError if they lack a unit, or a
-        value that the unit reported before the last workload.
+        ``rows`` and ``gpu_processes`` must be current readings. Raises GpuReadError if a unit is missing from
+        ``rows``, or if a value is missing that the unit reported before the last workload.
         """
         if self._damage:
             return self._damage

@@ -53,7 +53,7 @@ class HealthEventStore:
         """Write the event to the disk for a restarted agent. The call blocks: use a thread."""
         try:
             write_json(self._path(health), dataclasses.asdict(health))
-        except OSError as problem:  # a full disk: this agent still reports it
+        except OSError as problem:  # for example a full disk; this agent still reports the event
             log.error("a hardware event could not be written: %s", problem)
         if health not in self._kept:  # newer events replaced this event during the write
             self._path(health).unlink(missing_ok=True)

@@ -33,7 +33,7 @@ START_TIMEOUT_SECONDS = 60.0  # long, because without the persistence daemon the
 # Timeout of the first answer if an earlier inventory is known. During a longer wait, the leases of running
 # workloads would expire.
 KNOWN_HARDWARE_TIMEOUT_SECONDS = 5.0
-UNREADABLE_AFTER_SECONDS = 20.0  # an event is reported if NVML returns only errors for this long
+UNREADABLE_AFTER_SECONDS = 20.0  # after this time with only errors from NVML, an event is reported
 MAX_ANSWER_BYTES = 1 << 22
 CLOSE_SECONDS = 2.0
 CONDITIONS_SECONDS = 5.0  # shortest time between two reads of the GPUs' conditions
@@ -76,7 +76,7 @@ class NvmlGpuReader:
     async def hardware(self) -> GpuInventory:
         known = self._known.hardware
         deadline = START_TIMEOUT_SECONDS
-        if known is not None:  # a short wait suffices: the caller uses the known inventory and asks again
+        if known is not None:  # wait only briefly: the caller can use the known inventory and ask again
             deadline = self._deadline if self._has_answered else KNOWN_HARDWARE_TIMEOUT_SECONDS
         answer = await self._ask("hardware", deadline)
         gpus = [parse(GpuSeen, gpu) for gpu in answer["gpus"]]
@@ -162,7 +162,7 @@ class NvmlGpuReader:
         """Return the driver's events, each with an id.
 
         If an event has a record in the kernel log, its id derives from this record. A restarted agent reads
-        the record again, and the id tells it that the event was already reported.
+        the record again, and detects by the id that the event was already reported.
         """
         logged = await asyncio.to_thread(kernel_log.read_xids) if answer else []
         found = []
@@ -191,8 +191,8 @@ class NvmlGpuReader:
             answer = await self._ask("events", self._deadline)
         except GpuReadError as error:
             problem = str(error)
-        # The driver reports each event only once. Therefore the events of an earlier, late answer are
-        # returned even if the present question fails.
+        # The driver reports each event only once. An earlier answer may have arrived after its timeout.
+        # Return its events even if the present question fails.
         late, self._late_events = self._late_events, []
         found = await self._events_with_ids([*late, *answer], now)
         if problem:
@@ -338,7 +338,7 @@ class NvmlGpuReader:
                         line = await self._answers.readline()
                     except ValueError:
                         continue  # readline has discarded a line that was longer than any answer
-                    # The output is closed, but the process may still hang in the driver during its exit.
+                    # The process has closed its output. It may still hang in the driver while it exits.
                     if not line:
                         raise GpuReadError("the NVML process ended")
                     answer = _parse_answer(line)
@@ -374,7 +374,7 @@ def _parse_answer(line: bytes) -> dict[str, Any]:
 def _sample_row(reading: dict[str, Any], use: UnitUse | None, now: float) -> SampleRow:
     """Return a reading as a SampleRow, with the run that holds the unit and the number of stray processes.
 
-    A stray process is not part of this run.
+    A process on the unit is a stray if it does not belong to this run.
     """
     pids = reading["pids"]
     stray = None

@@ -14,9 +14,9 @@ The decision uses the user, the parents and the control group of the process. It
 program or the environment, because a process can choose them itself. The process gets SIGTERM and later
 SIGKILL. Both are sent through a pidfd, so that they can never reach a later process with the same pid.
 
-If a workload uses a GPU that its run does not hold, the agent stops the whole run with a grace period. This
-can happen even if the workload has no access to the device node of the GPU: another run of its owner can pass
-an open device to it.
+If a workload uses a GPU that its run does not hold, the agent stops the whole run with a grace period. A
+workload can use such a GPU without access to its device node, because another run of the same owner can pass
+an open device to the workload.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""Guarantees one workload per GPU slot by locks on the host, even if the server orders two workloads.
+"""Locks the GPU slots of workloads on the host, so that two workloads never use the same slot.
+
+The locks protect a slot even if the server orders two workloads on it.
 
 A GPU has SLOTS_PER_GPU slots. A whole GPU takes all of them, and a MIG instance takes a range of them. A
 workload on a whole GPU takes an exclusive lock on the GPU's file. A workload on a range of slots takes a
 shared lock on the GPU's file and an exclusive lock on the file of its range.
 
-The locks (flock) belong to the run's shim, which supervises the run, and to its parent, the guard
+The locks (flock) belong to the shim, which supervises the run, and to the guard, the parent of the shim
 (``agent/shim/guard.py``). They never belong to the workload's processes. Such a process could pass the open
 descriptor to any other process, which could then hold the GPU forever. The shim releases the locks after the
-last process of the workload has ended. If the shim is killed, the guard releases them.
+last process of the workload has ended. If the shim is killed, the guard releases the locks.
 """
 
 from __future__ import annotations

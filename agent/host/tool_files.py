@@ -78,6 +78,6 @@ def install_tools(folder: Path) -> str:
     for new, path in written:
         os.replace(new, path)
         fsync_folder(path.parent)
-    # shim.py belongs to an earlier version. The shims that run it have already read it.
+    # Only an earlier version uses shim.py. Running shims of that version have already read the file.
     (folder / "shim.py").unlink(missing_ok=True)
     return ""

@@ -191,11 +191,11 @@ def _interpreter_mounts(stage: _StagedMounts) -> list[str]:
 
 
 def _read_only_proc_mounts() -> list[str]:
-    """Return the arguments that make the parts of /proc read-only that configure the whole machine.
+    """Return the arguments that make the settings of the whole machine in /proc read-only.
 
-    For these files the kernel checks only the user, not the capabilities. A run may have the user root, if
-    the agent is root. If such a run could write /proc/sys/kernel/core_pattern, it could make the host execute
-    any program.
+    For these files the kernel checks only the user, not the capabilities. If the agent is root, a run may
+    have the user root too. Such a run could make the host execute any program by writing
+    /proc/sys/kernel/core_pattern.
     """
     return [argument for path in PROC_READ_ONLY for argument in ("--ro-bind-try", path, path)]
 

@@ -36,8 +36,8 @@ def listening_sockets() -> Iterable[ListeningSocket]:
 def ports_to_close(users: Iterable[int], listening: list[ListeningSocket]) -> set[ListeningSocket]:
     """Return (user, protocol, address, port) for each socket that one of ``users`` must not reach.
 
-    These are the sockets of all other users. But if a user listens on the same port at the same address as
-    another user, the port at this address stays open to the user.
+    A user must not reach the sockets of other users. There is one exception: if two users listen on the same
+    port at the same address, this port stays open to both.
     """
     listening_set = set(listening)
     closed = set()

@@ -115,7 +115,10 @@ class TeamUsers:
 
     @contextlib.contextmanager
     def _record(self) -> Iterator[dict[str, str]]:
-        """Lock the record of these homes and yield it: the team by uid. Afterwards write new entries."""
+        """Lock the record of these homes, and yield it as a dict from uid to team.
+
+        On exit, new entries are written to the file.
+        """
         folder = self.homes / METADATA_FOLDER
         folder.mkdir(exist_ok=True, mode=0o700)
         with _locked_record(folder / f"{TEAM_RECORD_FILE}.lock"):
@@ -173,7 +176,7 @@ class TeamUsers:
             )
             self._ownership_changes[path] = worker
             worker.start()
-            worker.join(0.2)  # the change of a new home ends within this time
+            worker.join(0.2)  # long enough to change the owner of a new home
         if worker.is_alive():
             raise OwnershipChangeInProgress(f"giving {path.name} to the team")
         del self._ownership_changes[path]

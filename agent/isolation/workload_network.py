@@ -9,8 +9,8 @@ internet   Each run has a network namespace, connected to the host's network by 
            If forwarding was off before, the rules drop all other forwarded traffic.
 
 host       Runs use the host's network. Gangs (runs over several hosts) need this mode. With root, nft and a
-           Unix user per team, rules close the metadata addresses and the sockets of other users of the host
-           to the teams' users. Otherwise a note says that the addresses and sockets are open.
+           Unix user per team, rules block two kinds of targets for the users of teams: metadata addresses of
+           clouds, and sockets of the host's other users. Otherwise a note says that both are open.
 
 The rules are nftables rules (man nft). Each agent has one table, which it replaces as a whole at its start.
 """
@@ -104,7 +104,7 @@ class WorkloadNetwork:
     def leave_in_background(self, mark: str) -> None:
         """Remove the run's network in a thread that handles one run after the other.
 
-        If the agent ends before, it removes the network after its next start.
+        If the agent ends before the network is removed, it removes the network after its next start.
         """
         if self.mode != "internet":
             return

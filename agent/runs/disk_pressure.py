@@ -61,7 +61,7 @@ def pressure_threshold(total: int, *, least: int = MIN_FREE_BYTES, most: int = M
 
 
 def runs_over_limit(taken: dict[str, int], most: int) -> dict[str, str]:
-    """Return, by id of each run above the limit, a sentence for the run's user.
+    """Return a sentence for the user of each run above the limit, by id of the run.
 
     ``taken``: the bytes on the disk by run. ``most``: the limit of one run in bytes; 0 means no limit.
     """
@@ -262,9 +262,9 @@ class DiskPressure:
     async def _keep(self, now: float, free_bytes: int, free_files: int, *, is_low: bool) -> None:
         """Take a snapshot of the usage of each run.
 
-        The first snapshot after the agent's start has no predecessor. If the disk already runs low, it is
-        compared with the last snapshot from before the start. Otherwise the present usage of runs from before
-        the start counts as old.
+        The growth of a run is measured against the previous snapshot. The first snapshot after the agent's
+        start has no previous one in memory. If the disk already runs low, use the last snapshot on the disk.
+        Otherwise assume that the runs from before the start have not grown since then.
         """
         active = self._active_runs()
         bytes_by_run = await asyncio.to_thread(measure_bytes, active)
@@ -346,7 +346,7 @@ class DiskPressure:
 class _StoppedRun:
     """A run that was stopped because of the disk.
 
-    ``until``: the time.monotonic from which the run does not delay the stop of another run any more.
+    Until ``until`` (time.monotonic), no other run is stopped.
     """
 
     until: float

@@ -34,8 +34,8 @@ class Hooks:
     def spec(self, wanted: RunWanted, box: SandboxRequest) -> dict[str, Any]:
         """Return the part of the launch spec that describes the hooks; {} without hooks.
 
-        The spec is stored with the run. Therefore other options after a restart of the agent do not affect
-        the run.
+        The spec is stored with the run. An agent that restarts with other options therefore does not change
+        the hooks of the run.
         """
         programs = {
             name: str(path)

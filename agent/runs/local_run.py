@@ -114,7 +114,7 @@ class LocalRun:
     def held(self) -> RunStatus:
         """Return the status that ``agent.runs.reconcile.plan_actions`` needs."""
         reported = self.reported_ended and log_reader.end_offset(self.folder / "log") <= self.log_sent
-        # The run.json of a run that an older version started lacks the field.
+        # An older version of the agent did not write this field.
         grace = self.about.get("grace_seconds", RunStatus.grace_seconds)
         limit = self.about.get("max_runtime_seconds")
         return RunStatus(
@@ -150,7 +150,7 @@ def persisted_fields(wanted: RunWanted) -> dict[str, Any]:
         "unit_uuids": list(wanted.unit_uuids),
         "grace_seconds": max(0.0, wanted.grace_seconds),
         "max_runtime_seconds": max(0, wanted.max_runtime_seconds),
-        # Every process of the run has the mark in its environment, so that the agent can find it.
+        # The agent finds the processes of a run by this mark in their environments.
         "mark": secrets.token_hex(8),
     }
 

@@ -18,8 +18,8 @@ def read_chunk(
     begins later than ``offset``. An incomplete character at the end is left for the next chunk, unless the
     run has ``ended``.
 
-    Each byte that is not UTF-8 becomes "?". NUL becomes "?" too, because the protocol rejects NUL. So the
-    UTF-8 text has as many bytes as the part of the log.
+    Each byte that is not UTF-8 becomes "?". NUL becomes "?" too, because the protocol rejects NUL. The length
+    in bytes does not change.
     """
     segments = sorted((int(path.name), path) for path in folder.glob("[0-9]*")) if folder.is_dir() else []
     for first, path in segments:

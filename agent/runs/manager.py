@@ -63,7 +63,7 @@ class RunManager(RunOrders):
     def exclusive_units(self, wanted: RunWanted) -> list[str]:
         """Return the units of the run that are whole GPUs or MIG instances.
 
-        NVML reports the processes and the memory of these units. It does not for shares of a GPU.
+        NVML reports the processes and the memory of these units, but not those of shares of a GPU.
         """
         claims = ((unit, self._claims.get(unit)) for unit in wanted.unit_uuids)
         return [
@@ -125,7 +125,7 @@ class RunManager(RunOrders):
         entry = self.waiting.get(wanted.run)
         if entry is None:
             return
-        entry.next_try_at = 0.0  # no pause, because it costs little to try a lock
+        entry.next_try_at = 0.0  # no pause, because trying a lock costs little
         now = boottime()
         if now - max(entry.since, entry.lock_holder_checked_at) > LOCK_HOLDER_CHECK_SECONDS:
             entry.lock_holder_checked_at = now
@@ -137,8 +137,8 @@ class RunManager(RunOrders):
         Returns '' if a run of this host holds the slots, or if no process is found. Without a sandbox, a
         workload can lock the file itself. In this case the run of the workload is stopped.
 
-        Only the file that could not be locked is searched for. A run on another part of the GPU rightly has
-        the GPU's main file open.
+        The search covers only the file that could not be locked. Runs on other parts of the GPU may keep the
+        GPU's main file open.
         """
         claim = locked.claim
         held = (self._claims.get(unit) for unit in self.holders())

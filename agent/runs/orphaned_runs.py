@@ -26,8 +26,8 @@ from agent.runs.local_run import LocalRun, write_exit_file
 log = logging.getLogger("agent.runs.orphaned_runs")
 
 SHIM_START_SECONDS = 15.0
-# The shim process of an epilog should kill the epilog at its time limit. After this margin, the agent does
-# it.
+# The shim process of an epilog should kill the epilog at its time limit. After this margin, the agent kills
+# the epilog.
 EPILOG_MARGIN_SECONDS = 2.0
 
 

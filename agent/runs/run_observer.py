@@ -160,8 +160,8 @@ class RunObserver:
             )
             order = read_json(folder / "order.json") or {}
             run.noticed, run.stop_ordered = bool(order.get("notice")), bool(order.get("stop"))
-            # An order that an older version wrote lacks the acknowledgement at the notice. Then use the
-            # present one.
+            # An older version of the agent did not record the acknowledgement at the notice. Use the present
+            # acknowledgement instead.
             run.acknowledgement_before_notice = (
                 order["word"] if "word" in order else acknowledgement_identity(self._acknowledgement(run))
             )
@@ -331,7 +331,7 @@ def _is_alive_file_locked(run: LocalRun) -> bool:
 
 
 def _stop_order_for(run: LocalRun, outcome: str) -> dict[str, Any]:
-    """Return the agent's stop order if the run has ended with the outcome of the order, otherwise {}."""
+    """Return the agent's stop order; {} unless the run has ended with the outcome in this order."""
     with contextlib.suppress(OSError):
         order: dict[str, Any] = (read_json(run.folder / "order.json") or {}).get("stop") or {}
         if order.get("outcome") == outcome:

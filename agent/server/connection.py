@@ -56,8 +56,8 @@ MAX_FRAME_BYTES = 16 << 20
 MAX_JOIN_ANSWER_BYTES = 1 << 16
 LOG_SEND_INTERVAL_SECONDS = 0.4  # time between two reads of the logs of running workloads
 MIN_REPORT_INTERVAL_SECONDS = 0.05  # shortest time between two Observed frames
-# A report without changes is usually sent after one report interval. While the server has not answered the
-# last report, it is sent after this many intervals. This time is much shorter than a lease.
+# If nothing changes, the next report is usually sent after one report interval. If the server has not
+# answered the last report, the next one is sent after this many intervals. This is much shorter than a lease.
 UNANSWERED_POLLS = 2.0
 
 
@@ -152,8 +152,8 @@ async def _post_json(
             raise aiohttp.ClientError(f"the edge answered {answer.status} to {url.rpartition('/')[2]}")
         if answer.status != 200:
             reason, code = _rejection_reason(body)
-            # Every edge has this path and gives a reason for a rejection. If not, the address belongs to
-            # another server, such as the portal.
+            # An edge has this path, and gives a reason for each rejection. Any other server, such as the
+            # portal, does not.
             if answer.status == 404 or not reason:
                 raise ProtocolError(f"it answered {answer.status} to {urlsplit(url).path}")
             raise ServerRejectedError(reason, code=code, status=answer.status)
@@ -335,7 +335,8 @@ class SyncConnection:
         """
         if not desired.answers:
             return boottime()
-        return self._sent_at.get(desired.answers, 0.0)  # 0.0, which renews nothing, for an earlier connection
+        # 0.0 renews no lease. It is returned if the frame was sent on an earlier connection.
+        return self._sent_at.get(desired.answers, 0.0)
 
     async def _send(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         reporter = self._agent.reporter

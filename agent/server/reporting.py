@@ -199,7 +199,7 @@ class ServerReporter:
                 run.reported_ended = True
 
     def on_connect(self) -> None:
-        """Handle a new connection: mark all reports that the server may lack as not sent."""
+        """Handle a new connection: send everything again that the server may lack."""
         self.connected = True
         self._knows_committed = False
         self._sent_batches = 0
@@ -210,7 +210,7 @@ class ServerReporter:
         self._challenge, self._proofs = "", []
 
     def on_disconnect(self) -> None:
-        """Handle the end of the connection. Without one, samples are stored in fewer, larger batches."""
+        """Handle the end of the connection. Samples are then stored in fewer, larger batches."""
         self.connected = False
 
     def batches_due(self) -> Iterator[SampleBatch]:

@@ -59,8 +59,8 @@ class SampleSpool:
             number = self._begun = max(self.last, self.committed) + 1
             text = _batch_json(number, rows)
             try:
-                # If this task is cancelled, the thread still writes the file. Therefore _begun is then kept,
-                # and no other batch gets this number.
+                # If this task is cancelled, the thread still writes the file. Keep _begun in this case, so
+                # that no other batch gets this number.
                 await asyncio.to_thread(write_text, self._path(number), text)
             except OSError:
                 self._begun = 0
@@ -68,7 +68,7 @@ class SampleSpool:
             self._begun = 0
             if number > max(self.last, self.committed):
                 break
-            # A commit has renumbered the batches during the write: write this batch again, with a new number.
+            # A commit has renumbered the batches during the write. Write this batch again with a new number.
         self._sizes[number] = len(text)
         self._drop_oldest()
         return number

@@ -50,8 +50,8 @@ class HookRun:
 
         For an epilog, ``ended`` is the record of how the workload ended. For a prolog it is None.
 
-        If the shim was killed, the agent starts another process that runs the epilog. If the shim had already
-        started the epilog, that process does not start it again, and this method returns ''.
+        If the shim was killed, the agent starts another process for the epilog. An epilog that the shim has
+        already started is not started a second time. In this case this method returns ''.
         """
         self.output, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         gate, go = os.pipe2(os.O_CLOEXEC)
@@ -76,7 +76,7 @@ class HookRun:
     def become(self, gate: int, output: int) -> None:
         try:
             if os.read(gate, 1) != b"+":
-                return  # the parent closed the gate: do not start
+                return  # the parent closed the pipe without permission to start
             os.setsid()
             os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
             os.set_blocking(output, True)

@@ -23,8 +23,8 @@ SOCKET_SYSCALLS = {
     ARM: ((281, 288), None),
 }
 SOCKETCALL_NUMBERS = (1, 8)  # SYS_SOCKET and SYS_SOCKETPAIR of socketcall, linux/net.h
-X32_SYSCALL_BIT = 0x40000000  # programs with 32-bit pointers set it in system call numbers of X86_64
-IO_URING_SETUP = 425  # the number on all architectures; io_uring can create sockets that no filter sees
+X32_SYSCALL_BIT = 0x40000000  # set in the system call numbers of x86_64 programs with 32-bit pointers
+IO_URING_SETUP = 425  # equal on all architectures; io_uring can create sockets that no filter sees
 BPF_LOAD, BPF_AND, BPF_IF_EQUAL, BPF_RETURN = 0x20, 0x54, 0x15, 0x06  # linux/bpf_common.h
 # Offsets in struct seccomp_data. AT_FIRST_ARGUMENT is the lower half of the argument (little-endian).
 AT_NUMBER, AT_ARCH, AT_FIRST_ARGUMENT = 0, 4, 16

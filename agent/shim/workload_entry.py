@@ -70,7 +70,7 @@ def _become_workload(spec: dict[str, Any], output: int) -> None:
     argv, env = spec["argv"], spec["env"]
     if spec.get("launcher") == "bubblewrap":
         argv, _ = argv_with_environment(argv, env)
-        env = {"GPUPOOL_MARK": env["GPUPOOL_MARK"]}  # by the mark, the agent finds the processes of the run
+        env = {"GPUPOOL_MARK": env["GPUPOOL_MARK"]}  # the agent finds the processes of the run by this mark
     os.execvpe(argv[0], argv, env)
 
 

@@ -40,8 +40,7 @@ MAX_PAUSE_SECONDS = 7200.0
 # MAX_PAUSE_SECONDS. Measuring therefore takes only about 1/20 of the time.
 PAUSE_FACTOR = 20
 MAX_DEPTH = 200  # deepest nesting of folders; each level needs a file descriptor
-# Files with several names are remembered, so that each of them is counted once. At most this many are
-# remembered per home.
+# Files with several names are remembered, so that each file is counted once. This is the limit per home.
 MAX_REMEMBERED_HARD_LINKS = 200_000
 STAT_BLOCK_BYTES = 512  # the unit of st_blocks on every file system
 METADATA_FOLDER = ".volumes"

@@ -67,7 +67,7 @@ class JobLedger:
 
     def __init__(self, site: Installation) -> None:
         self.site = site
-        # Jobs that must finish successfully: the round in which each was submitted, by job id.
+        # By id of each job that must finish successfully: the round in which the job was submitted.
         self.acknowledged: dict[str, int] = {}
         self.jobs_to_cancel: set[str] = set()  # ids of the jobs that a fault or a test will cancel
         self.refused = 0

@@ -43,7 +43,7 @@ BATCH_SECONDS = 0.5
 BATCHES_WAITING = 40
 BATCHES_AT_ONCE = 4
 RESENT_SECONDS = 3.0  # time after which an uncommitted batch is sent again
-# Time after which the next report is sent without an answer to the last one: the answer may be lost.
+# An answer may be lost. After this time, a host sends its next report without waiting for the answer.
 UNANSWERED_SECONDS = 1.0
 JOBS_AT_ONCE = 30
 REMEMBERED = 200  # number of latest frames of each host and direction that may be replayed

@@ -83,8 +83,8 @@ def leading_engine(holder: str, engines: Sequence[int]) -> LeadingEngine | None:
 
     Return None if one of its processes has ended. ``engines`` are the pids of all engines of the
     installation. The worker in ``holder`` must be one of them or a child of one. Otherwise the engine may be
-    dead: it stays in the leader row until another engine takes over, and an unrelated process may get its
-    worker's pid.
+    dead. A dead engine stays in the leader row until another engine takes over, and an unrelated process may
+    have got the pid of its worker.
     """
     worker = int(holder.split(":")[1]) if holder else 0
     for engine in engines:

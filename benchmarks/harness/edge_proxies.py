@@ -107,7 +107,7 @@ class EdgeProxies:
     def _disturbed(self, frame: bytes, delayed: list[bytes]) -> list[bytes]:
         """Return the frames to forward now that ``frame`` has arrived.
 
-        ``delayed`` has the frames that are held back. It is updated.
+        ``delayed`` is the list of the frames that are held back. This method changes the list.
         """
         assert self.rng is not None
         self.frames += 1

@@ -20,8 +20,8 @@ FOCUS_VALIDATOR_VERSION = "2.2.1"
 FOCUS_VALIDATOR_DATASET_VERSION = "1.2"
 MIN_PYTHON = (3, 12)
 # Conditions of the specification that hold for gpupool. Rules with other conditions are skipped.
-# CAPACITY_RESERVATION_SUPPORTED is left out: version 2.2.1 demands that CapacityReservationStatus is null in
-# every row and that it is not null in every row, because it loses the conditions of these two rules.
+# CAPACITY_RESERVATION_SUPPORTED is left out, because version 2.2.1 ignores the conditions of two rules. It
+# demands that CapacityReservationStatus is null in every row, and also that it is not null in every row.
 APPLICABILITY = (
     "PUBLIC_PRICE_LIST_SUPPORTED",
     "NEGOTIATED_PRICING_SUPPORTED",
@@ -33,7 +33,7 @@ APPLICABILITY = (
 )
 # Newer versions need NumPy 2, which focus-validator excludes.
 _PACKAGES = (f"focus-validator=={FOCUS_VALIDATOR_VERSION}", "pyarrow<21")
-# Rules that are two alternatives of one rule. The validator also reports the alternative that does not apply.
+# By rule: its two alternatives. One of them must hold, but the validator reports each one that does not.
 _ALTERNATIVES = {"InvoiceId-C-003-C": ("InvoiceId-C-004-C", "InvoiceId-C-005-C")}
 _INSTALL_SECONDS, _RUN_SECONDS = 300, 900
 _SUMMARY = re.compile(r"Total: (\d+) \| Pass: (\d+) \| Fail: (\d+) \| Skipped: (\d+)")
@@ -44,7 +44,7 @@ _FAILURE = re.compile(r"^- (\S+: violations=.*)$", re.MULTILINE)
 class FocusValidatorResult:
     """The result of focus-validator. If it could not run, ``version`` and ``failed`` are None.
 
-    ``failed`` does not count a rule that is one of two alternatives if the other one holds.
+    ``failed`` does not count an alternative of a rule that holds as a whole.
     """
 
     version: str | None
@@ -73,7 +73,7 @@ def run_focus_validator(
                 "--validate-version",
             ]
             command += [FOCUS_VALIDATOR_DATASET_VERSION, "--applicability-criteria", ",".join(criteria)]
-            # It opens a list of currencies relative to the folder of its package.
+            # focus-validator opens a list of currencies by a path relative to site-packages.
             [packages] = Path(folder).glob("environment/lib/python3*/site-packages")
             output = _run([*command, "--show-violations"], _RUN_SECONDS, packages)
         except (OSError, subprocess.SubprocessError) as error:

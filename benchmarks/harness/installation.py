@@ -59,7 +59,7 @@ class LocalHost:
     edge: str = ""
     service: Any = None
     cut: bool = field(default=False)
-    command: list[str] = field(default_factory=list)  # starts its agent; without the wrapper of ``inside``
+    command: list[str] = field(default_factory=list)  # starts its agent; ``inside`` wraps it in the namespace
     # True for a host that can reboot: its agent reads its boot id from a bind-mounted file. Only one host can
     # reboot, because bubblewrap does not run with mounts over /proc.
     reboots: bool = False

@@ -83,7 +83,7 @@ class PoolRows:
 def make_pool_rows(gpus: int, waiting: int, now: datetime, seed: int = 42) -> PoolRows:
     """Write the rows of a pool of ``gpus`` GPUs, and return the rows for new workloads.
 
-    Half of the GPUs are in use. ``waiting`` jobs are queued that cannot start.
+    Half of the GPUs are in use. The queue has ``waiting`` jobs, which cannot start.
     """
     rng = random.Random(seed)
     Leader.objects.get_or_create(pk=1)

@@ -75,8 +75,8 @@ def _not_in_service(
 def bindings_leave_others_their_guarantee(lookups: PlanLookups) -> Iterator[str]:
     """Report bindings that violate the guarantee of another team, although another model was possible.
 
-    Another model was possible if the reservation accepts it, and if its team's guarantee of that model covers
-    the reservation. A reservation is not checked if its team has another reservation at the same time.
+    Another model was possible if the reservation accepts it, and if the guarantee of the reservation's team
+    covers it on that model. A reservation is not checked if its team has another reservation at that time.
     """
     for binding in lookups.plan.bindings:
         row = lookups.reservations.get(binding.reservation)
@@ -112,10 +112,10 @@ def _has_rival_of_own_team(lookups: PlanLookups, row: ReservationInfo) -> bool:
 def _other_model_within_guarantee(
     lookups: PlanLookups, row: ReservationInfo, model: str, needs: dict[str, int], start: int
 ) -> str | None:
-    """Return another accepted model than ``model``, on which the team's guarantee covers the reservation.
+    """Return an accepted model, other than ``model``, on which the team's guarantee covers the reservation.
 
-    ``needs`` has the slots that the reservation needs on each accepted model. Return None if the guarantee
-    covers the reservation on no other model.
+    ``needs`` has the slots that the reservation needs on each accepted model. Return None if there is no such
+    model.
     """
     for name, need in sorted(needs.items()):
         key = (row.pool, row.team, name)

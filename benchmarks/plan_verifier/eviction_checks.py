@@ -124,8 +124,8 @@ def no_eviction_cycles(lookups: PlanLookups) -> Iterator[str]:
 def within_a_team_by_priority(lookups: PlanLookups) -> Iterator[str]:
     """Report victims of the beneficiary's own team whose priority is not lower than the beneficiary's.
 
-    Also report victims of this team if only one of the two is inside a reservation, or if they are inside
-    different reservations.
+    Also report a victim of this team if the victim and the beneficiary are not inside the same reservation,
+    and at least one of them is inside a reservation.
     """
     for victim, queued, subject in _for_workloads(lookups):
         if victim.team == queued.team:
@@ -401,9 +401,9 @@ def _has_no_promises(lookups: PlanLookups, pool: int) -> bool:
 
 
 def _stopping_unclaimed(lookups: PlanLookups, queued: QueuedWorkload) -> list[int]:
-    """Return the ids of the workloads in the pool that are stopping for another reason than an eviction.
+    """Return the ids of the pool's stopping workloads whose units no beneficiary claims.
 
-    Workloads that were evicted for a workload that no longer waits are included.
+    These are workloads that were not evicted, and workloads whose beneficiary no longer waits.
     """
     return [
         r.id

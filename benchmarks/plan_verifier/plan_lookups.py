@@ -222,7 +222,7 @@ class PlanLookups(UnitLookups):
 
     @cached_property
     def release_times(self) -> dict[int, int]:
-        """Return, by unit id, the time at which running work outside reservations can release the unit.
+        """Return the time at which running work outside reservations can release its units, by unit id.
 
         ``stays_until`` defines this time.
         """

@@ -126,7 +126,7 @@ def spare_capacity_is_kept(lookups: PlanLookups) -> Iterator[str]:
 
     Only critical work and work inside reservations may use the spare capacity. Units that evictions freed for
     a workload are not counted. No other workload may use them, and the planner checked the spare capacity
-    when it decided on these evictions. If the workload starts on other units, they are free again.
+    when it decided on these evictions. If the workload starts on other units, its freed units count as free.
     """
     taken: dict[int, int] = defaultdict(int)
     earmarked = set(lookups.earmark)

@@ -46,7 +46,7 @@ def reservations_stay_feasible(lookups: PlanLookups) -> Iterator[str]:
     for pool in sorted(lookups.pools):
         promised = largest_first(lookups.unbound(pool))
         if not can_all_be_kept(lookups, promised, before):
-            continue  # Perhaps no plan can keep all these reservations.
+            continue  # perhaps no plan can keep all these reservations
         for reservation in promised:
             rivals = [r for r in promised if r.start <= reservation.start < r.end]
             if not can_be_kept(lookups, reservation, after):
@@ -58,7 +58,7 @@ def reservations_stay_feasible(lookups: PlanLookups) -> Iterator[str]:
 
 
 def _release_times_after_plan(lookups: PlanLookups) -> dict[int, int]:
-    """Return the time by which the work that has a unit after the plan has released it, by unit.
+    """Return the time by which work will have released each unit that it holds after the plan, by unit.
 
     Only the units of work outside reservations are included. Preemptible work is assumed to be evicted as
     soon as possible.

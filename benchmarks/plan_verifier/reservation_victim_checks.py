@@ -68,9 +68,10 @@ def _guaranteed_work(
 ) -> set[int]:
     """Return the ids of the victims whose eviction takes slots from a team's guarantee.
 
-    The victims of a team are counted from the cheapest on. As long as their slots do not exceed the slots
-    that the team has borrowed, they are borrowed work. All further victims are guaranteed work. The team of
-    the reservation may lose as many more slots as the reservation needs.
+    The victims of each team are counted in the order of their eviction cost, the cheapest first. The first
+    victims are borrowed work, as long as their slots do not exceed the slots that the team has borrowed. All
+    further victims are guaranteed work. For the team that owns the reservation, the limit is higher by the
+    slots that the reservation needs.
     """
     pool = reservation.pool
     model, need = next(iter(lookups.least_slots_by_model(reservation.ask, pool).items()))

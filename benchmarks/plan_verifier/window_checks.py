@@ -53,7 +53,7 @@ def _wrong_acceptance(lookups: PlanLookups, ask: Ask, pool: int, start: int, end
     if not lookups.fits(ask, obtainable, on_empty_hosts=True):
         yield "accepted, but no units are free for the whole window"
     if not can_all_be_kept(lookups, largest_first(lookups.unbound(pool)), lookups.release_times):
-        return  # Perhaps the earlier reservations cannot all be kept. Then their needs prove no error.
+        return  # the earlier reservations may already conflict, so a lack of units proves no error
     promised = [
         r
         for r in lookups.unbound(pool)

@@ -22,7 +22,7 @@ from scheduler.core.scoring.demand_mix import (
 )
 from scheduler.core.scoring.placement_rule import ClassCapacity, NodeSize, PlacementRule
 
-IN_USE, UNTOUCHED = WAYS = "in use", "untouched"  # the two ways to place a share: on which GPU
+IN_USE, UNTOUCHED = WAYS = "in use", "untouched"  # a share goes to a GPU in use or to an untouched GPU
 UNLIMITED_RANK = 1 << 60
 NO_STATE, UNKNOWN_STATE = -1, -2
 

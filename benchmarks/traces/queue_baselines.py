@@ -2,10 +2,10 @@
 
 - FIFO starts jobs in the order of submission. It stops at the first job that does not fit.
 - SJF starts the shortest job first. It also stops at the first job that does not fit.
-- EASY is FIFO with backfill. If the first job does not fit, EASY reserves particular nodes for it, at the
-  earliest time at which it fits if all running jobs use their whole time limit. Later jobs may start if they
-  do not delay the first job. So they must end before the reserved time, or leave enough GPUs free on the
-  reserved nodes.
+- EASY is FIFO with backfill. If the first job does not fit, EASY reserves particular nodes for it at the
+  earliest time at which it fits. This time assumes that all running jobs use their whole time limit. Later
+  jobs may start if they do not delay the first job. So they must end before the reserved time, or leave
+  enough GPUs free on the reserved nodes.
 
 All nodes are alike. A job that fits on one node goes to the fitting node with the fewest free GPUs. A larger
 job takes ``nodes`` nodes with ``per_node`` GPUs each.

@@ -41,7 +41,7 @@ class BodyLimitMiddleware:
     """A middleware that rejects request bodies that are too long or arrive too slowly.
 
     It answers 413 if a body is longer than ``most`` bytes, and 408 if a body is too slow. ``patience`` is the
-    time limit in seconds of portal.edge.runtime.slow_body_guard. All other requests reach ``app``.
+    waiting time in seconds that a ``SlowBodyGuard`` permits. All other requests reach ``app``.
     """
 
     def __init__(self, app: AsgiApplication, most: int, patience: float = MAX_BODY_WAIT_SECONDS) -> None:

@@ -257,7 +257,7 @@ class NvmlGpu:
     def occupancy(self) -> list[dict[str, Any]]:
         """Return the memory in use and the compute processes of each unit, with the keys of ``samples``.
 
-        Rates are not read here. They are measured since the last read, so an extra read would change the
+        Rates are not read here. A rate covers the time since the last read, so an extra read would change the
         rates of the next sample.
         """
         units = self.instances if self.is_split else [{"uuid": self.uuid, "handle": self.handle}]
@@ -295,7 +295,7 @@ class NvmlGpu:
         }
 
     def _field(self, number: int) -> int | None:
-        return self._field_value(number) or None  # some boards report 0 degrees when they lack the sensor
+        return self._field_value(number) or None  # boards without the sensor may report 0 degrees
 
     def _field_value(self, number: int, scope: int = 0) -> int | None:
         values = value_or_none(pynvml.nvmlDeviceGetFieldValues, self.handle, [(number, scope)])
