@@ -83,7 +83,7 @@ def create_test_database() -> str:
             use_database(unfinished)
             call_command("migrate", verbosity=0, skip_checks=True)
             _prepare_template()
-            use_database(unfinished)  # closes its connections
+            use_database(unfinished)  # closes the connections to it, so that it can be renamed
             server.execute(
                 sql.SQL("ALTER DATABASE {} RENAME TO {}").format(
                     sql.Identifier(unfinished), sql.Identifier(template)

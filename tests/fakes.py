@@ -134,9 +134,9 @@ class FakeAgent:
         )
 
     def checkpoint(self, run: str, now: dt.datetime) -> None:
-        """Acknowledge a checkpoint for the run at ``now`` by the host's clock.
+        """Report that the run acknowledged a checkpoint when the host's clock was at ``now``.
 
-        ``saved`` in the report is True if the run had its notice at that time.
+        ``saved`` in the report is True if the run has a notice.
         """
         noticed = run in self.wanted and self.wanted[run].verb == "notice"
         self.runs[run] = replace(self.runs[run], checkpoint_at=now.timestamp(), saved=noticed)

@@ -1,4 +1,4 @@
-"""Wait for conditions in tests. Deadlines are so long that a condition that misses one never becomes true."""
+"""Wait for conditions in tests. A deadline is so long that a slow machine does not miss it."""
 
 from __future__ import annotations
 

@@ -158,9 +158,9 @@ def _running_on(rng: random.Random, number: int, units: list[UnitInfo], now: int
 def _with_earlier_attempts(
     rng: random.Random, queued: QueuedWorkload, hosts: int, now: int
 ) -> QueuedWorkload:
-    """Return the workload, at random with results of earlier attempts.
+    """Return the workload with random results of earlier attempts, or with none.
 
-    Results are hosts that the workload avoids and the storage that holds its checkpoint.
+    The results are the hosts that the workload avoids and the storage that holds its checkpoint.
     """
     avoids = (rng.randint(1, hosts),) if rng.random() < 0.2 else ()
     homes = rng.choice((None, None, None, 1, 2))

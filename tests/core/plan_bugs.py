@@ -1,7 +1,7 @@
-"""Build a good plan, and bugs for the tests of the plan verifier.
+"""Build a good plan, and functions that add a bug to it, for the tests of the plan verifier.
 
-A bug is a function that takes (snapshot, plan) and returns them with a change, so that the plan breaks one of
-the promises that the verifier checks. ``BUGS`` has the bugs with a description of each. Firm work is work
+A bug is a function that takes and returns (snapshot, plan). It changes one of them, or both, so that the plan
+breaks a promise that the verifier checks. ``BUGS`` has the bugs with a description of each. Firm work is work
 that may not be preempted.
 """
 
@@ -229,9 +229,9 @@ def maintenance(start: int, end: int) -> Bug:
 
 
 def reserved_later(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
-    """Add a reservation of five GPUs of the first host that starts in ten minutes.
+    """Add a reservation that starts in ten minutes and needs five GPUs of the first host.
 
-    At that time, work of the plan and another reservation leave at most four of the eight GPUs for it.
+    At that time, planned work and another reservation use at least four of the eight GPUs.
     """
     promise = ReservationInfo(
         11, 1, 1, 1, Ask(5, labels=frozenset({("site", "north")})), NOW + 600, NOW + HOUR

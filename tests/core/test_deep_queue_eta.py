@@ -35,7 +35,7 @@ HOSTS = 4
 
 
 def free_units(*profile: tuple[int, ...]) -> FreeUnitsOverTime:
-    """Return free units of hosts over time: the first tuple is now, each further one an hour later."""
+    """Return the free units of the hosts over time. Each tuple is for one hour; the first is for now."""
     return FreeUnitsOverTime(
         np.array([NOW + at * HOUR for at in range(len(profile))]), np.array(profile), NOW
     )
@@ -95,7 +95,7 @@ def test_workloads_behind_the_forecast_start_in_queue_order() -> None:
     starts = expected_starts([waiting(n, Ask(1), 4 * HOUR) for n in range(1, ahead + 100)], busy(4))
     in_order = [starts[n] for n in sorted(starts)]
     assert in_order == sorted(in_order), "equal workloads start in queue order"
-    free_again = NOW + 5 * HOUR  # the first 8 units become free after 1 h and are then used for 4 h
+    free_again = NOW + 5 * HOUR  # the first 8 units become free after 1 h; then new work uses them for 4 h
     last_of_first_round = 32  # one workload for each unit
     assert starts[last_of_first_round] < free_again <= starts[ahead] <= free_again + 12 * HOUR
 

@@ -51,8 +51,8 @@ def test_critical_work_is_expected_to_start_when_the_work_on_the_spare_units_end
     """Keep two free GPUs as spare capacity, for critical work only.
 
     The normal work at the front of the queue must wait for the running work. The first critical workload
-    takes the two GPUs for ten minutes. The second critical workload needs as many GPUs and starts
-    when the first one ends.
+    takes the two GPUs for ten minutes. The second critical workload also needs two GPUs and starts when the
+    first one ends.
     """
     red = [waiting(number, 1, HOUR, Priority.NORMAL) for number in range(1, ahead + 1)]
     first_critical, second_critical = ahead + 1, ahead + 2

@@ -19,7 +19,7 @@ NOW = 1_000_000
 
 
 def test_work_that_needs_no_cpu_still_starts_on_the_host() -> None:
-    """Let work on a MIG slice hold all CPU. No request for a whole GPU then needs CPU."""
+    """Let work on a MIG slice hold more CPU and memory than the host has. The waiting work requests none."""
     host = HostInfo(1, "host-1", 1, cpu_milli=4_000, memory_mib=8_000)
     whole = tuple(UnitInfo(n, 1, n, "A100-40GB") for n in range(1, 5))
     part = UnitInfo(5, 1, 5, "A100-40GB", profile="1g.5gb", slots=120)

@@ -296,7 +296,7 @@ def test_a_model_that_other_requests_require_is_used_after_equally_capable_model
     assert hosts_of(pool(hosts, units, [waiting(9, Ask(1)), *tied], []), 9) == [2]
     other = [waiting(n, Ask(1, models=("A100-SXM",)), not_before=NOW + HOUR) for n in range(20, 60)]
     assert hosts_of(pool(hosts, units, [waiting(9, Ask(1)), *other], []), 9) == [1]
-    # The order of models in a request counts first, then the least capable model, then the price.
+    # The request's order of models counts first. Then less capable models are preferred, then cheaper models.
     assert hosts_of(
         pool(hosts, units, [waiting(9, Ask(1, models=("A100-PCIE", "A100-SXM"))), *tied], []), 9
     ) == [1]

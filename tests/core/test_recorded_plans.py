@@ -110,7 +110,7 @@ def _by_subject(rows: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def replay(number: int) -> str:
-    """Plan one recorded snapshot again. Return the differences from the recorded plan, or '' without any."""
+    """Plan one recorded snapshot again. Return the differences from the recorded plan, or '' if equal."""
     line = lines()[number]
     recording, whole = serialization.read_recording(line), json.loads(line)
     text = serialization.plan_text(plan(recording.snapshot, recording.now))

@@ -25,11 +25,11 @@ NOW = 1_000_000
 def test_a_workload_that_leaves_its_earmarked_unit_must_leave_the_spare_capacity(
     spare: int, unit: int
 ) -> None:
-    """Check where a workload with one of five free units earmarked starts.
+    """Check on which of five free units a workload starts. One of the units is earmarked for it.
 
-    The best place is the only unit of the other host. If four units are spare capacity, the workload may take
-    it, because the earmarked unit becomes free. If all five are, it starts on the earmarked unit, which does
-    not count as spare capacity.
+    The best place is another unit, the only one of its host. If the pool keeps four units as spare capacity,
+    the workload may start there, because its earmarked unit then becomes free. If the pool keeps all five
+    units, the workload starts on its earmarked unit, which does not count as spare capacity.
     """
     hosts = tuple(HostInfo(n, f"host-{n}", 1) for n in (1, 2))
     units = tuple(

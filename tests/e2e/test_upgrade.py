@@ -174,7 +174,7 @@ async def test_work_of_an_old_agent_continues_under_the_present_agent_and_ends_c
         assert_log_is_complete(await host.new.printed(run))
     assert "stopping" in await host.new.printed(is_stopped)
 
-    # Samples and generations continue after those of the old agent.
+    # The new agent continues the numbers of the old agent's samples and generations.
     await edge.until(lambda: edge.batches[-1].sequence > last_batch)
     sequences = [batch.sequence for batch in edge.batches]
     assert sorted(set(sequences)) == list(range(1, max(sequences) + 1)), "no batch is lost"
@@ -289,7 +289,7 @@ def test_a_database_of_an_earlier_version_is_migrated_and_the_engine_plans_on_it
 
 
 def assert_earlier_charges_keep_their_rules(connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-    """Assert that the upgrade changes no refund and no payer of time before it."""
+    """Assert that refunds and payers of earlier charges are the same as before the upgrade."""
     limits = connection.execute(
         "SELECT array_agg(forgiven_minutes ORDER BY valid_from), max(valid_from) <= now() AND"
         " min(valid_from) < (SELECT min(start) FROM telemetry_charge)"

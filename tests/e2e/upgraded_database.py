@@ -45,7 +45,7 @@ def main() -> None:
     facts = read_facts()
     leader = Leader.objects.get()
     assert leader.last_cycle_at is not None
-    now = leader.last_cycle_at + timedelta(seconds=20)  # after the old engine's leadership has expired
+    now = leader.last_cycle_at + timedelta(seconds=20)  # the leadership of the old engine has expired
     taken = snapshot.take_snapshot(None, now)
     planned = plan(taken, core_values.epoch_seconds(now))
     applied = engine.run_cycle("an engine after the upgrade", now)

@@ -86,7 +86,7 @@ def test_pre_commit_runs_every_gate(root: Path) -> None:
 
 @pytest.mark.parametrize("parts", [SHORT_PARTS, LONG_PARTS], ids=["short", "long"])
 def test_every_test_belongs_to_exactly_one_part(root: Path, parts: Sequence[Part]) -> None:
-    """Check each file. Its tests with the marker ``site`` belong to one part, its other tests to one part."""
+    """Check that one part has a file's tests with the marker ``site``, and one part has its other tests."""
     for path in sorted(root.glob("tests/**/test_*.py")):
         file = str(path.relative_to(root))
         kinds = [part.markers for part in parts if part.chosen_paths([file])]

@@ -85,7 +85,7 @@ def charged(world: World) -> Workload:
 
 
 def charge_of(workload: Workload, gpu: Gpu) -> Charge:
-    """Charge a workload for one hour of a GPU that has no price, up to its submission."""
+    """Charge a workload for the hour before its submission, on a GPU that has no price."""
     return Charge.objects.create(
         pool_id=workload.pool_id,
         month=workload.submitted_at.date().replace(day=1),

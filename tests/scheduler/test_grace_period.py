@@ -20,7 +20,7 @@ SECOND = dt.timedelta(seconds=1)
 
 
 def started(world: World, grace: int) -> tuple[Workload, FakeAgent]:
-    """Start a job while the pool's grace period is ``grace`` seconds, then change the pool's to 10 s.
+    """Start a job in a pool with a grace period of ``grace`` seconds, then set this period to 10 s.
 
     Return the job and the agent of its host.
     """

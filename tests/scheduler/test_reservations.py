@@ -350,8 +350,8 @@ def test_suggested_windows_respect_a_closed_budget(world: World) -> None:
     for answer in (services.check_window(**request), *recurring):  # type: ignore[arg-type]
         assert (answer.code, first_starts(answer)) == (ReasonCode.WINDOW_FULL, [opens, everything.end])
     assert services.check_window(**{**request, "start": opens, "end": opens + HOUR}).fits  # type: ignore[arg-type]
-    # The reservation already lasts one hour. A changed window may contain at most one hour before the budget
-    # opens, so a window of two hours begins at the earliest one hour before that time.
+    # The reservation already uses one hour before the budget opens. A changed window may use no more of that
+    # time, so a window of two hours begins at most one hour before the budget opens.
     for length, soonest in (
         (HOUR, world.now + dt.timedelta(seconds=WINDOW_VALID_SECONDS)),
         (2 * HOUR, opens - HOUR),

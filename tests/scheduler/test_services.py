@@ -294,8 +294,8 @@ def test_an_extension_beyond_the_pools_longest_runtime_is_rejected(world: World)
         ([600, 700, 800], 3600, 3600),
         ([600, 700, 800, 900, 1000], 3600, 800),
         ([600, 700, 800, 900, 1000], 500, 500),
-        # The limits of the finished jobs differ too much from 36,000 s. So the prediction is the limit times
-        # the share of their limit that jobs of the pool usually use (800/3600).
+        # The limits of the finished jobs differ too much from 36,000 s. Jobs of the pool usually use 800/3600
+        # of their limit, so the prediction is this share of 36,000 s.
         ([600, 700, 800, 900, 1000], 36_000, 8000),
     ],
 )

@@ -486,7 +486,7 @@ def test_the_feed_is_pruned_to_unread_rows(world: World) -> None:
 
 
 def test_feed_rows_from_a_backup_of_another_server_are_removed(world: World) -> None:
-    """Remove rows that would stay unread, because their transaction ids may be ahead of this server's."""
+    """Remove rows whose transaction ids are ahead of this server's ids. They would never be read."""
     warm = SnapshotCache()
     epoch = leadership.acquire_or_renew("test", world.now) or 0
     warm.refresh(epoch, world.now)

@@ -503,7 +503,7 @@ class Walk(RuleBasedStateMachine):
                 ReasonCode.BACKING_OFF,
                 ReasonCode.RESERVATION_NOT_STARTED,
             ):
-                # A change below the resolution is not written, so the stored start may be too early.
+                # A change smaller than START_RESOLUTION is not written, so the stored start may be too early.
                 assert workload.expected_start is not None
                 assert workload.expected_start + START_RESOLUTION > self.decided_at
             if workload.reason_code in (

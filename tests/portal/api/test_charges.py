@@ -1,4 +1,4 @@
-"""Test the charges of the API: whose they are, and filters that name unknown or hidden objects."""
+"""Test whose charges the API returns, and filters that name unknown or hidden objects."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ OWN_LISTS = (
     "tokens/",
     "notifications/",
     "recordings/",
-)  # these lists may show numeric ids: of the user's own objects, or to operators only
+)  # these lists may show numeric ids: they list the user's own objects, or only operators may read them
 
 
 @pytest.fixture

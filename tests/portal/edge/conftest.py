@@ -190,7 +190,7 @@ class SmallAgent:
     async def _stream(self) -> None:
         async with await self._connected_stream() as edge:
             message = await edge.receive()
-            self.offer_streams(1)  # as real agents do: replace the stream, even if the edge did not use it
+            self.offer_streams(1)  # like a real agent, replace the stream, even if the edge did not use it
             if message.type is not aiohttp.WSMsgType.TEXT:
                 return
             opened = protocol.decode(message.data, protocol.FRAMES_DOWN)

@@ -188,7 +188,7 @@ async def test_a_renewed_credential_is_valid_once_the_agent_has_read_it(agent: S
     assert desired.credential not in ("", agent.credential)
     listening = asyncio.create_task(
         agent.receive(seconds=30)
-    )  # the agent must read: only then does it answer the ping that the edge sends after the frame
+    )  # the edge sends a ping after the frame, and the agent answers it only while it reads
     async with asyncio.timeout(3):
         while await run_orm(lambda: Host.objects.get(pk=agent.host.pk).credential_hash) == before:
             await asyncio.sleep(0.02)

@@ -479,7 +479,7 @@ async def test_a_workspace_opened_with_a_token_closes_when_the_token_is_revoked(
 ) -> None:
     monkeypatch.setattr(
         access_cache, "DECISION_TTL_SECONDS", 600.0
-    )  # too long to expire in the test, so only a hint over Redis makes the edge read the rows again
+    )  # longer than the test, so only a hint over Redis makes the edge read the rows again
     token, text = await run_orm(token_of, notebook.owner)
     cookies = []
     for opens in (

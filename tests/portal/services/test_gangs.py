@@ -1,4 +1,4 @@
-"""Test gangs: the owner's options in every interface, and the member that ended first on the page."""
+"""Test gangs: the owner's options, opening a gang, and the member that the page names as the first to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the close of a month while hosts still owe samples: only with a reason, which is stored and shown."""
+"""Test that a month whose hosts still owe samples is closed only with a reason, which is stored and shown."""
 
 from __future__ import annotations
 

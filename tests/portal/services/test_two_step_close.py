@@ -1,4 +1,4 @@
-"""Test the close of a month by two people: one proposes it, and another closes the same lines."""
+"""Test the close of a month by two people. The second closes exactly the lines that the first proposed."""
 
 from __future__ import annotations
 

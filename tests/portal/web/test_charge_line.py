@@ -45,7 +45,7 @@ def answer(user: User, line: Charge) -> Any:
 
 
 def write_rollup(line: Charge, resolution: int, start: datetime, utilisation: float | None) -> None:
-    """Write a bucket that is held throughout and covered by half."""
+    """Write a rollup whose unit is held for the whole time. Samples cover half of the time."""
     assert line.allocation is not None
     Rollup.objects.create(
         resolution=resolution,

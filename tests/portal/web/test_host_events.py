@@ -161,9 +161,9 @@ def test_a_fleet_counts_split_gpus_separately(world: World) -> None:
 
 
 def test_an_old_attestation_names_its_author_to_operators_only(world: World) -> None:
-    """Use an attestation without an audit event among those that the page reads.
+    """Use an attestation without an audit event that the page could read.
 
-    The name then comes from the text of the state change.
+    The name of the author then comes from the text of the state change.
     """
     HostStateChange.objects.create(
         host=world.hosts["alpha"],

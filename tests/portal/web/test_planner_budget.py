@@ -42,7 +42,7 @@ def test_questions_are_metered_by_planning_time_and_refused_until_the_next_minut
     with planner_budget.metered_planning(member, now):
         planner_budget._add_planning_ms(
             f"asked:{member.pk}:{int(now.timestamp()) // 60}", 5 * planner_budget.ESTIMATED_MS_PER_QUESTION
-        )  # count this planning time as used by the question
+        )  # as if the question had used this planning time
     with pytest.raises(PlannerBudgetExceeded) as refused, planner_budget.metered_planning(member, now):
         raise AssertionError("the question was answered")
     assert refused.value.wait == 40
@@ -57,7 +57,7 @@ def test_concurrent_questions_of_one_user_count_too(world: World, monkeypatch: p
         planner_budget, "MAX_PLANNING_MS_PER_PERIOD", planner_budget.ESTIMATED_MS_PER_QUESTION
     )
     with planner_budget.metered_planning(world.vision.member, world.now):
-        token = planner_budget._is_metered.set(False)  # the next question counts as one of another thread
+        token = planner_budget._is_metered.set(False)  # as if another thread asked the next question
         with (
             pytest.raises(PlannerBudgetExceeded),
             planner_budget.metered_planning(world.vision.member, world.now),

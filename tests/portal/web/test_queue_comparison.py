@@ -158,7 +158,7 @@ def test_ended_work_cannot_be_compared(world: World) -> None:
 
 
 def add_estimate_history(world: World, waiting: Workload, count: int, ranged: bool = True) -> None:
-    """Record `count` estimates that promised one hour for a wait of one and a half."""
+    """Record `count` estimates of one hour for waits that lasted one and a half hours."""
     for number in range(count):
         workload = job(world, world.vision, 1, world.now)
         over = world.now - number * MINUTE
