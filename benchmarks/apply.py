@@ -10,7 +10,7 @@ A cycle reads a snapshot of the pool, plans, and writes ("applies") the plan. Th
 - ``cpu_seconds``: CPU time of this process and of its database connection. Unlike ``seconds``, it is not
   increased by other load on the machine.
 - ``warm_seconds``: time to update the snapshot that the engine caches between cycles. Before each update,
-  ``--placements`` jobs were placed and as many new jobs were queued.
+  ``--placements`` jobs were placed and the same number of new jobs was queued.
 - ``quiet_seconds``: time of a whole cycle in which nothing has changed.
 - ``recording_seconds``: time to prepare the recording of the cycle, before any row is locked. The time to
   write the recording is part of the apply.

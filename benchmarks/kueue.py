@@ -176,7 +176,7 @@ class KueueRun:
         return row
 
     def _on_event(self, event: SimulationEvent) -> None:
-        assert event.workload is not None  # only events of reservations have no workload
+        assert event.workload is not None  # it is None for events of reservations, and there are none
         if event.kind is SimulationEventKind.PLACED:
             self.admitted.setdefault(event.workload, event.at)
             self.since[event.workload] = event.at
@@ -197,7 +197,7 @@ class KueueRun:
 def organisation(cohorts: int, queues: int) -> Snapshot:
     """Return a snapshot with one pool for each cohort and one team for each queue.
 
-    The only host of a pool has as many GPUs as all queues of the pool are guaranteed together.
+    Each pool has one host. Its number of GPUs is the sum of the guarantees of the pool's queues.
     """
     policy = PoolPolicy(notice_seconds=0, grace_seconds=0, minimum_runtime_seconds=0)
     pools = range(1, cohorts + 1)

@@ -13,7 +13,7 @@ MAX_CYCLE_AGE = timedelta(seconds=30)
 
 
 def engine_status() -> str:
-    """Return ``ok`` or a short description of the problem. This reads only one row."""
+    """Return ``ok`` or a short description of the problem. Reads only one row."""
     return engine_status_at(timezone.now())
 
 

@@ -342,8 +342,8 @@ def _raw_samples(hold: _SimulatedHold, start: datetime, end: datetime) -> Iterat
 def _mark_settled(held: Sequence[_SimulatedHold], end: datetime, now: datetime) -> None:
     """Mark the allocations and state changes of the past as settled.
 
-    The periodic charging compares rows that are not settled with earlier charges. This is unnecessary here,
-    because the past is charged only after all its rows were written.
+    The periodic charging compares rows that are not settled with earlier charges. The past needs no such
+    comparison, because it is charged only after all its rows were written.
     """
     SettledAllocation.objects.bulk_create(
         [SettledAllocation(allocation_id=hold.id, settled_at=now) for hold in held],

@@ -39,7 +39,7 @@ def version_of(source: Path) -> str:
 def needed(source: Path, name: str) -> list[str]:
     """Return the requirements in ``requirements/NAME.in``.
 
-    They have no exact versions. The lock file has these.
+    The exact versions are not here but in the lock file.
     """
     lines = (source / "requirements" / f"{name}.in").read_text().splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith(("#", "-"))]

@@ -37,7 +37,7 @@ MIN_CHECKED_MEMORY_SHARE = 0.5  # if the check covers a smaller share of the mem
 
 
 # In the pattern "addresses", the value of each word is its index times this factor, plus an offset. Such a
-# pattern reveals stuck address lines, because every word of an allocation has another value.
+# pattern reveals stuck address lines, because each word of an allocation has a different value.
 ADDRESS_FACTOR = 2_654_435_761
 
 

@@ -1,8 +1,8 @@
 """Derives hardware events from two successive readings of a GPU's conditions, with pure functions.
 
 Each change for the worse is one event. Its id is a hash of the boot id, the GPU, the event code and a value
-of the change, such as a counter. A restarted NVML process or agent may report an event again. If the event
-then has the same id, the server ignores it.
+of the change, such as a counter. If a restarted NVML process or agent reports an event again, the id is the
+same, and the server ignores the repeated event.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class HealthEventStore:
     def was_reported(self, event: HardwareEvent) -> bool:
         """Return True if the event of this kernel log record was reported before the last restart.
 
-        A reported event matches by its id. It also matches if its GPU and code are equal and its time is
-        close, because the agent may have reported the event without finding the record.
+        An event that was reported matches if its id is equal. The agent may have reported the event without
+        finding the record. Therefore an event with equal GPU, equal code and a close time matches too.
         """
         return any(
             known.event_id == event.event_id

@@ -17,8 +17,8 @@ def local_address_towards(edge: str) -> str:
     """Return the local address of this host on the route to the edge; '' if there is no route.
 
     ``edge`` is the URL of the server. The call sends no packet, except for the lookup of the server's name.
-    Other hosts can't reach the result if it is behind address translation or if the edge runs on this
-    machine. Then the operator must configure an address.
+    Other hosts can't reach this address if this host is behind address translation, or if the edge runs on
+    this machine. In these cases the operator must configure an address.
     """
     parts = urlsplit(edge)
     port = parts.port or (443 if parts.scheme == "https" else 80)

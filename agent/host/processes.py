@@ -16,7 +16,7 @@ class Process:
     pid: int
     parent: int
     name: str
-    # Start time in clock ticks since the boot. It distinguishes two processes of a boot with the same pid.
+    # Start time in clock ticks since the boot. It distinguishes processes that had the same pid in one boot.
     start_ticks: int
     cpu_seconds: float  # CPU time of the process and of its children that have ended
 

@@ -6,7 +6,7 @@ bubblewrap: The workload has private namespaces for mounts, pids, ipc, network a
 capabilities and can't create user namespaces. /dev has only the device nodes of the held GPUs. The workload
 sees only these parts of the file system: the system, the interpreter, the owner's home and the run's folders.
 
-plain: There is no isolation. This launcher is meant for a laptop, and the host's inventory states it.
+plain: There is no isolation. This launcher is meant for a laptop. The host's inventory names the launcher.
 
 If the agent is root, both launchers start workloads as the Unix user of their team. This user may not enter
 the agent's state folder, which contains the run's folders. Therefore the shim first mounts the run's folders
@@ -86,8 +86,8 @@ class Launcher(Protocol):
     - SIGTERM to the workload's processes reaches them. SIGKILL to the launcher process ends its descendants.
     - The workload sees the GPU device nodes ``box.devices`` and no other GPU device node. It sees the files
       of the request at the paths of ``view``.
-    - With ``box.user``, no process of the workload runs as another user of the host, or can become another
-      user.
+    - If ``box.user`` is set, all processes of the workload run as this user of the host, and can't become
+      another user.
     """
 
     name: str

@@ -41,7 +41,7 @@ GROWTH_WINDOW_SECONDS = 300.0
 STOP_GRACE_SECONDS = 5.0  # time from TERM to KILL; short, because a run that ignores TERM continues to write
 SETTLE_SECONDS = 5.0  # pause after the end of a stopped run; its files are removed in this time
 STUCK_RUN_SECONDS = (
-    30.0  # a run that has not ended this long after its grace period no longer delays the next stop
+    30.0  # if a run lives this long after its grace period, another run may be stopped in addition
 )
 # A disk runs low if less than this share of it is free. On a large disk, the maxima below count instead.
 PRESSURE_SHARE = 0.05
@@ -89,8 +89,8 @@ def run_to_stop(
 
     ``taken`` is the present usage by run, and ``before`` is the usage by run in an earlier snapshot. The
     cause is the run whose usage has grown most since ``before``. In two cases, something else has filled the
-    disk and no run is the cause: all runs together have grown by less than ``lacking``, or no run has grown
-    by at least ``least``.
+    disk and no run is the cause: all runs together have grown by less than ``lacking``, or each run has grown
+    by less than ``least``.
 
     The growth of a run is unknown if its usage is UNKNOWN_USAGE now or in ``before``. Such a run is chosen
     only if the rules above give no run, or if the known growth explains less than half of ``gone``. ``gone``

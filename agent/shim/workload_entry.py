@@ -31,8 +31,8 @@ KEYCTL_NUMBERS = {"x86_64": 250, "aarch64": 219}
 def fork_workload(spec: dict[str, Any]) -> tuple[int, int, str]:
     """Start the workload with fork and exec.
 
-    Return its pid, the read end of the pipe of its output, and an error text. The error text is '' if the
-    workload was started.
+    Return the pid of the workload, the read end of its output pipe, and an error text. The error text is ''
+    if the workload was started.
     """
     pipe, output = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(pipe, False)

@@ -121,7 +121,7 @@ def _confirmed_deleted(folder: str, names: Iterable[str]) -> Iterator[os.stat_re
 def _is_deleted(path: str) -> bool:
     """Return True if a link in /proc leads to a deleted file. Raises OSError.
 
-    If the target is too long to read, the file may be deleted or not. Then the result is True too.
+    Also return True if the path is too long to read, because the file may be deleted.
     """
     try:
         return os.readlink(path).endswith(" (deleted)")

@@ -297,8 +297,8 @@ class EvictionBeneficiary:
     def is_allowed(self, stopped: list[int], kind: KindTuple) -> bool:
         """Return True if quota, caps and spare capacity allow a start after these workloads have stopped.
 
-        True is certain, whatever other work the plan starts. False is not certain: it is returned in each
-        pool with spare capacity that the workload may not use.
+        True is certain, because the other work that the plan starts is counted. False is not certain: the
+        result is always False in a pool with spare capacity that the workload may not use.
         """
         spare = self.lookups.pools[self.queued.pool].policy.spare_slots
         may_use_spare = self.queued.priority is Priority.CRITICAL or self.queued.reservation is not None

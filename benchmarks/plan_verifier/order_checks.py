@@ -54,8 +54,8 @@ def _find_overtaken(lookups: PlanLookups) -> Iterator[tuple[QueuedWorkload, Queu
 def _started_by_pool(lookups: PlanLookups) -> dict[int, list[tuple[QueuedWorkload, Placement]]]:
     """Return the placements outside reservations by pool, each with its workload.
 
-    Workloads for which an earlier plan evicted work are left out. The queue order does not matter for them,
-    because the freed units are kept for them.
+    Workloads for which an earlier plan evicted work are left out. They get the freed units regardless of the
+    queue order.
     """
     started: dict[int, list[tuple[QueuedWorkload, Placement]]] = defaultdict(list)
     for placement in lookups.placements:

@@ -131,9 +131,9 @@ def can_all_be_kept(lookups: PlanLookups, promised: list[ReservationInfo], stays
 def _enough(
     lookups: PlanLookups, reservation: ReservationInfo, rivals: list[ReservationInfo], stays: dict[int, int]
 ) -> bool:
-    """Return True if the units open for ``reservation`` are at least as many as all rivals request together.
+    """Return True if enough units are open for ``reservation`` to serve all rivals together.
 
-    Only units that serve at least one rival are counted.
+    Only the number of units is compared. A unit is counted if it serves at least one rival.
     """
     units = [u for u in open_units_for(lookups, reservation, stays) if any(serves(u, r.ask) for r in rivals)]
     return len(units) >= sum(r.ask.total_units for r in rivals)

@@ -67,8 +67,8 @@ class SimulatedKill(BaseException):
 class JobHabits:
     """The behaviour of a workload: its runtime in seconds and its exit code.
 
-    It saves ``saves_after`` seconds after a notice, and exits ``leaves_after`` seconds after a stop. None
-    means never.
+    The workload saves ``saves_after`` seconds after a notice, and exits ``leaves_after`` seconds after a
+    stop. None means never.
     """
 
     runs: float

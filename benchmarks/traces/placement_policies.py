@@ -288,8 +288,8 @@ class Fgd(PlacementPolicy):
 def _commonest(mix: DemandMix, covered: float) -> tuple[list[NodeDemand], Ints]:
     """Return the most frequent requests and their weights.
 
-    As many requests are returned as are needed to cover the share ``covered`` of the mix. Their memory is set
-    to 0.
+    Together, these requests cover at least the share ``covered`` of the mix. Requests that differ only in
+    memory count as one request, whose memory is 0.
     """
     weight_by_need: dict[NodeDemand, int] = {}
     for need, weight in zip(mix.needs, mix.weights, strict=True):

@@ -41,7 +41,7 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 def server_error(request: HttpRequest) -> HttpResponse:
     """Return the answer to a request that raised an unexpected exception.
 
-    This uses neither the database nor Valkey, because one of them may have failed.
+    The function uses neither the database nor Valkey, because one of them may have failed.
     """
     is_unavailable = isinstance(sys.exception(), STORE_UNAVAILABLE_ERRORS)
     status = 503 if is_unavailable else 500

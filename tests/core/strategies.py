@@ -280,7 +280,10 @@ class PoolMaker:
             self.running.append(self._one_running(chosen, inside.get(first.id)))
 
     def _units_like(self, first: UnitInfo, units: list[UnitInfo]) -> list[UnitInfo]:
-        """Return units of the same model and profile as ``first``: mostly of one host, shares of one GPU."""
+        """Return units of the same model and profile as ``first``, mostly of the same host.
+
+        Shares are always of the same GPU.
+        """
         same = [u for u in units if (u.profile, u.model) == (first.profile, first.model)]
         if first.profile == SHARE:
             return [u for u in same if u.gpu == first.gpu]

@@ -157,8 +157,8 @@ def test_fgd_counts_the_capacity_that_common_requests_cannot_use() -> None:
         ]
     )
     fgd = Fgd(NodeStates([64_000], [10**6], [2], [0]), mix)
-    # The node has 8 free CPUs, and GPUs with 1,000 and 300 free thousandths. The first class uses no GPU,
-    # the second can't use the 300, and the third can use nothing.
+    # The node has 8 free CPUs, and GPUs with 1,000 and 300 free thousandths. The first class needs no GPU.
+    # The second can't use the GPU with 300 thousandths, and the third can use neither GPU.
     found = fgd.fragments(np.array([0]), np.array([8_000]), np.array([[MILLI_PER_GPU, 300]]))
     assert int(found[0]) == 1 * 1_300 + 2 * 300 + 1 * 1_300
 

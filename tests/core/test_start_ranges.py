@@ -75,8 +75,8 @@ def test_estimates_and_actual_waits_give_the_accuracy() -> None:
             EstimateOutcome(600, 1200, 900, started=True),  # 5 min late, in its range
             EstimateOutcome(600, 1200, 3000, started=True),  # 40 min late, later than its range
             EstimateOutcome(600, None, 600, started=True),  # estimated without a range
-            EstimateOutcome(600, 1200, 700, started=False),  # not started and late, but still in its range
-            EstimateOutcome(600, 1200, 5000, started=False),  # not started, later than its range
+            EstimateOutcome(600, 1200, 700, started=False),  # still waits, late, in its range
+            EstimateOutcome(600, 1200, 5000, started=False),  # still waits, later than its range
             EstimateOutcome(
                 600, 1200, 100, started=False
             ),  # withdrawn before the expected start: does not count

@@ -134,7 +134,7 @@ def test_alternatives_include_a_shorter_runtime_and_a_higher_priority() -> None:
         alternative
         for alternative in earlier_alternatives(snapshot, 1, NOW)
         if ChangedField.PRIORITY in alternative.changed
-    ]  # without AllowedChanges, the priority may not change
+    ]  # the priority may change only with AllowedChanges
 
 
 def test_fewer_alternatives_are_tried_with_a_long_queue(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Test that a workload that fails on several hosts is not retried without limit."""
+"""Test the limit on retries of a workload that fails on several hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test who gets which FOCUS file, and the checksum of a file that cannot contain its own."""
+"""Test who gets which FOCUS file, and the checksum of a file that cannot contain its own checksum."""
 
 from __future__ import annotations
 

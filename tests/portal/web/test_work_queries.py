@@ -60,7 +60,7 @@ def some_work(world: World) -> Workload:
 
 
 def much_more(world: World) -> None:
-    """Create several times as many objects."""
+    """Create several times the objects of ``some_work``."""
     for host in Host.objects.exclude(name="alpha"):
         host.storage = Storage.objects.create(key=host.name, listed_at=world.now)
         host.save()
