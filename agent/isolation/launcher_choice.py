@@ -140,7 +140,10 @@ def can_filter_socket_families(launcher: Launcher) -> bool:
 
 
 def _is_setuid(launcher: Launcher) -> bool:
-    """Return True if bwrap is a setuid program, which can't become root under a seccomp or Landlock filter."""
+    """Return True if bwrap is a setuid program.
+
+    Such a program can't become root under a seccomp or Landlock filter.
+    """
     return isinstance(launcher, BubblewrapLauncher) and bool(os.stat(launcher.program).st_mode & stat.S_ISUID)
 
 
