@@ -1,8 +1,8 @@
 """Decide about one workload: place it on free units, evict running work for it, or refuse it.
 
 An ask is the hardware that a workload requests. A cycle is one run of the planner. Within a cycle, free units
-only become fewer (``preempt_for`` has the one exception). So an ask that did not fit once does not fit later
-in the cycle, and equal asks are tried only once.
+only become fewer. The only exception is in ``preempt_for``. So an ask that did not fit once does not fit
+later in the cycle, and equal asks are tried only once.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class WorkloadTurn:
         self._does_not_fit: set[tuple[int, int] | tuple[int, int, tuple[int, ...]]] = set()
         self._fits_nowhere: set[int] = set()  # the numbers of asks that fit on no kind, for any time class
         self._no_victims: set[Hashable] = set()
-        # Asks that would not fit even with the units of stopping work that was not evicted for anyone in
-        # particular. The entries are (ask number, kind, time class).
+        # Asks that would not fit even after the work in ``state.stopping_unclaimed`` has released its units.
+        # The entries are (ask number, kind, time class).
         self._not_soon_free: set[tuple[int, int, tuple[int, ...]]] = set()
         # True if the present workload might evict running work on some kind.
         self._may_evict = False
@@ -325,8 +325,8 @@ class WorkloadTurn:
     def _suits_units_being_freed(self, queued: QueuedWorkload) -> bool:
         """Return True if the workload will fit on free units and on units that are being freed already.
 
-        These are units of stopping work that was not evicted for anyone in particular. The workload then
-        needs no evictions of its own.
+        Units are being freed by stopping work that was evicted for no particular workload. If the workload
+        fits on them, nothing has to be evicted for it.
         """
         state = self.state
         stopping = state.stopping_unclaimed

@@ -162,7 +162,7 @@ class SnapshotReader:
     def units(
         self, ids: Collection[int] | None = None, gpus: Collection[int] = ()
     ) -> tuple[dict[int, snapshot.UnitInfo], set[int]]:
-        """Return the units by id, and the set of ids of those units that are retired.
+        """Return the units by id, and the set of the ids of retired units.
 
         Retired units are included only while they are held. ``gpus`` adds all units of these GPUs to ``ids``.
         """

@@ -1,5 +1,6 @@
-"""Add whether the work that was evicted for a workload is of its own team. The planner reads it, so the feed
-watches it.
+"""Add a column: whether the work that was evicted for a workload belongs to the workload's own team.
+
+The planner reads the column, so the change feed watches it.
 """
 
 from django.db import migrations, models

@@ -159,7 +159,7 @@ def _note_progress(workload: Workload, runs: Sequence[Run], now: datetime) -> No
 
 
 def _set_stop_deadline(workload: Workload, runs: Sequence[Run], now: datetime) -> dict[str, datetime]:
-    """Return the column ``gone_by`` for a workload that stops although nobody has ordered it.
+    """Return the column ``gone_by`` for a workload that stops without an order.
 
     This is the case if a run begins to stop by itself, for example at the time limit that its host enforces,
     or if one member of the gang failed and the others are stopped. ``gone_by`` is the time by which the

@@ -59,7 +59,7 @@ def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime)
     """Close a host for new work because of a fault, and evict its preemptible work.
 
     If ``gpu`` is given, the GPU is quarantined and its work is stopped. A host that an operator has already
-    closed keeps its state, and ``reason`` is added to its reason. Return False if nothing changed.
+    closed keeps its state, and ``reason`` is added to the host's reason. Return False if nothing changed.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     if _is_closed(fresh):
@@ -77,8 +77,8 @@ def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime)
 def drain_for_fault(host: Host, *, reason: str, now: datetime) -> bool:
     """Drain a host because of a fault.
 
-    If an operator has already closed the host, ``reason`` is added to its reason. Return False if nothing
-    changed.
+    If an operator has already closed the host, ``reason`` is added to the host's reason. Return False if
+    nothing changed.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     added = _is_closed(fresh) and _add_reason(fresh, reason, now)
@@ -259,7 +259,7 @@ def quarantine_host(host: Host, *, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def quarantine_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
-    """Quarantine a GPU until it is returned to service. Stop the work on it, so that it starts elsewhere.
+    """Quarantine a GPU until it is returned to service. Stop the work on the GPU, so that the work starts elsewhere.
 
     Return False if the GPU was already out of service.
     """
@@ -279,7 +279,7 @@ def _quarantine_gpu(gpu: Gpu, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def take_out_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
-    """Take a broken GPU out of service. Stop the work on it, so that it starts elsewhere.
+    """Take a broken GPU out of service. Stop the work on the GPU, so that the work starts elsewhere.
 
     Return False if the GPU was already out.
     """

@@ -15,10 +15,10 @@ from django.db import models
 
 class WorkloadState(StrEnum):
     QUEUED = "queued"
-    PLACED = "placed"  # it holds units, but its agent has not started it
+    PLACED = "placed"  # the workload holds units, but no agent has started it
     STARTING = "starting"
     RUNNING = "running"
-    NOTICE = "notice"  # it was ordered to write a checkpoint and runs until the notice ends
+    NOTICE = "notice"  # the workload was asked to write a checkpoint, and runs until the notice ends
     STOPPING = "stopping"
     ENDED = "ended"
 
@@ -38,9 +38,9 @@ class RunState(StrEnum):
 
 class ReservationState(StrEnum):
     CONFIRMED = "confirmed"
-    ACTIVE = "active"  # it has started and units are bound to it
+    ACTIVE = "active"  # the reservation has started, and units are bound to it
     OVER = "over"
-    RELEASED = "released"  # nobody used it within the pool's no-show limit
+    RELEASED = "released"  # nobody used the reservation within the pool's no-show limit
     CANCELLED = "cancelled"
 
 
@@ -51,7 +51,7 @@ class LeaseState(StrEnum):
     JOINING = "joining"  # the host was added, but its agent has never reported
     ALIVE = "alive"
     SUSPECT = "suspect"  # the agent's report is overdue, so no new work is placed on the host
-    SILENT = "silent"  # lease, grace period and margin have passed, so its work may start elsewhere
+    SILENT = "silent"  # lease, grace period and margin have passed, so the host's work may start elsewhere
 
 
 class AdminState(StrEnum):
@@ -82,7 +82,7 @@ class DiagnosticState(StrEnum):
     RUNNING = "running"
     PASSED = "passed"
     FAILED = "failed"  # a check failed, so the GPU must not be used
-    STOPPED = "stopped"  # no result: it was interrupted by work, or its host did not report it
+    STOPPED = "stopped"  # no result: work interrupted the diagnostic, or its host did not report it
 
 
 def accepts_work(lease: str, admin: str, repair: str) -> bool:

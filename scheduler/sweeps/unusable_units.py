@@ -17,7 +17,7 @@ ONE_SECOND = timedelta(seconds=1)
 def unusable_bound_units(now: datetime) -> QuerySet[BoundUnit]:
     """Return bindings of active reservations to units that cannot be used now.
 
-    A unit cannot be used if its GPU is not well, if it is retired, or if its host is closed or silent.
+    A unit cannot be used if it is retired, if its GPU is not well, or if its host is closed or silent.
     """
     usable = Q(
         unit__gpu__repair_state=RepairState.WELL,

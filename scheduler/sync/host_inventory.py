@@ -303,7 +303,8 @@ def _create_gpus(host: Host, new: list[GpuSeen], now: datetime) -> None:
     for other in Gpu.objects.filter(
         host=host, index__in=[seen.index for seen in new], retired_at__isnull=True
     ):
-        # This GPU is missing but held. It keeps its row, and the new GPU gets its index.
+        # The missing GPU ``other`` is still held. Its row stays, but the new GPU has the same index. So the
+        # row gets a spare index.
         Gpu.objects.filter(pk=other.pk).update(index=_spare_index(host))
     repairs = _earlier_repairs([seen.uuid for seen in new])
     gpus = Gpu.objects.bulk_create(
@@ -353,8 +354,8 @@ def _facts(host: Host, seen: GpuSeen) -> dict[str, Any]:
 
 
 def _gpu(host: Host, known: Gpu, seen: GpuSeen, now: datetime) -> Gpu:
-    # If two GPUs swapped their indices, an update would violate the unique constraint. So the other GPU first
-    # gets a spare index.
+    # If two GPUs have swapped their indices, an update of one row would violate the unique constraint. So the
+    # other row gets a spare index first.
     Gpu.objects.filter(host=host, index=seen.index, retired_at__isnull=True).exclude(pk=known.pk).update(
         index=_spare_index(host)
     )

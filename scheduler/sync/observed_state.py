@@ -267,8 +267,8 @@ def _store_missing_run(
 ) -> None:
     """End a live run that the agent does not report, after MISSING_RUN_SECONDS or after a reboot.
 
-    A run that is only placed is left alone unless it has a stop command, because the agent may not have
-    received it yet. ``from_previous_agent`` is True if an earlier agent of the host received the run.
+    A run that is only placed and has no stop command continues, because the agent may not have received its
+    start command yet. ``from_previous_agent`` is True if an earlier agent of the host received the run.
     """
     was_started = run.state != RunState.PLACED or from_previous_agent
     if not was_started and not run.commands.filter(verb=Command.Verb.STOP).exists():

@@ -221,7 +221,8 @@ class VictimSearch:
         """Return victims that make enough room on one host, or None if none are found.
 
         Victims are added one by one, then unnecessary victims are removed. The result may not be the
-        cheapest. This method is used if the result of ``_cheapest_exact`` is None, not allowed or not enough.
+        cheapest. This method is used if ``_cheapest_exact`` finds no victims, or victims that are not allowed
+        or free too little CPU or memory.
         """
         chosen: list[int] = []
         for victim, _ in on_host:

@@ -50,8 +50,8 @@ MAX_BLOCKERS_NAMED = 20
 def required_free_seconds(queued: QueuedWorkload) -> int:
     """Return the seconds for which units must be free so that a workload may start on them.
 
-    For non-preemptible work this is the runtime limit. Preemptible work can be evicted if it takes longer
-    than expected, so for it this is the expected runtime.
+    For non-preemptible work this is the runtime limit. For preemptible work this is the expected runtime,
+    because work that takes longer can be evicted.
     """
     return expected_seconds(queued) if queued.preemptible else queued.max_runtime_seconds
 
@@ -291,7 +291,7 @@ class RefusalRecorder:
     def _start_behind_own_team(self, queued: QueuedWorkload) -> tuple[int | None, tuple[int, ...]]:
         """Return (expected start, blockers) of a workload that waits behind other work of its team or user.
 
-        Headroom is reserved for the other work. Return its expected start and its blockers.
+        Headroom is reserved for the other work. Both values are the values of the other work.
         """
         own_headroom = self.state.ledger.reserved_user_headroom.get(queued.user)
         if own_headroom is not None and not any(

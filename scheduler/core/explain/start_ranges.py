@@ -1,9 +1,9 @@
 """Give an expected start as a range: the forecast, widened by the errors of earlier forecasts.
 
-A forecast is based on predicted runtimes. If these are wrong, so is the forecast: about half of all workloads
-start later than expected. The range comes from past waits whose expected length was similar. Example: if
-similar waits took between 0.5 and 2 times as long as expected, an expected wait of 1 hour gives the range
-from 30 minutes to 2 hours. The range is never a guarantee.
+A forecast is based on predicted runtimes. Wrong predictions make the forecast wrong: about half of all
+workloads start later than expected. The range comes from past waits whose expected length was similar.
+Example: if similar waits took between 0.5 and 2 times as long as expected, an expected wait of 1 hour gives
+the range from 30 minutes to 2 hours. The range is never a guarantee.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def ratios_of_similar_waits(past: Sequence[tuple[int, float]], expected_wait: in
     """Return the ratios of past waits whose expected length was similar to ``expected_wait``.
 
     If there are too few such waits, return all ratios. ``past`` has pairs (expected wait in seconds,
-    ``wait_ratio``). Short waits have larger relative errors than long waits. One range for both would be too
-    wide for long waits or too narrow for short ones.
+    ``wait_ratio``). Short waits have larger relative errors than long waits. A range for all waits would be
+    too wide for long waits or too narrow for short waits.
     """
     wait = max(MIN_WAIT_SECONDS, expected_wait)
     similar = [

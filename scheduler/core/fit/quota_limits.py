@@ -34,7 +34,7 @@ def headroom_for(state: PoolState, queued: QueuedWorkload, kind: int) -> Headroo
 
 
 def within_caps(state: PoolState, queued: QueuedWorkload, kind: int) -> bool:
-    """Return True if the workload exceeds neither the cap on one user nor the cap on one workload."""
+    """Return True if the workload stays within the cap on one user and the cap on one workload."""
     if not within_workload_cap(state, queued, kind):
         return False
     if state.policy.max_slots_per_user is None:

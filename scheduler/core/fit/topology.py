@@ -78,9 +78,9 @@ def order_by_proximity(hardware: PoolHardware, hosts_needed: int, hosts: Ints) -
 
     ``hosts`` is ordered from best to worst. An island is a group of hosts with equal values of the host label
     ``island``. If an island has at least ``hosts_needed`` of these hosts, its hosts come first. Otherwise, if
-    a rack has this many, its hosts come first. If several islands or racks are large enough, the smallest of
-    them is chosen, so that the larger ones stay whole. If none is large enough, the order uses as few
-    racks (or islands, if no host has a rack) as possible.
+    a rack has this many, its hosts come first. If several islands or racks are large enough, the smallest is
+    chosen. The larger islands and racks then stay free for larger gangs. If none is large enough, the order
+    uses as few racks (or islands, if no host has a rack) as possible.
     """
     if hosts_needed == 1:
         return hosts

@@ -177,7 +177,7 @@ class PoolState:
                 [self.unit_index[u] for u in earmarked[workload].earmarked_units if u in self.unit_index]
             ] = workload
         self.evicting_for: dict[int, list[int]] = {}
-        self.stopping_unclaimed: list[int] = []  # stopping work whose units are for nobody in particular
+        self.stopping_unclaimed: list[int] = []  # stopping work that was evicted for no particular workload
         for i in np.flatnonzero(self.table[STOPPING]).tolist():
             beneficiary = self.running[i].evicted_for_workload
             if beneficiary in queued_by_id and beneficiary is not None:
@@ -390,9 +390,9 @@ class PoolState:
     def skip_bounds(self, queued: QueuedWorkload, expected: int) -> tuple[int, int]:
         """Return (expected runtime, runtime limit) in seconds: lower bounds for work that can be skipped.
 
-        ``queued`` got no units, and ``expected`` is its expected runtime in seconds. The planner may skip
-        another workload with the same request if its expected runtime and its runtime limit are not below
-        these bounds. Such a workload cannot get units either.
+        ``queued`` got no units, and ``expected`` is its expected runtime in seconds. Another workload with
+        the same request gets no units either if both of its values are at least these bounds. So the planner
+        may skip it.
         """
         times = self.promise_times(QUEUE_HOLDS)
         place = bisect_left(times, self.now + expected)

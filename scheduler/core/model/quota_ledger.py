@@ -3,8 +3,8 @@
 A team's guarantee is the number of slots that it can always have. A team borrows if it holds more than its
 guarantee. Amounts are slots (a whole GPU has ``SLOTS_PER_GPU``), per team and GPU model of one pool.
 
-A reservation counts as held by its team from the time at which it gets its units. Work inside the reservation
-is then not counted again.
+The units of a reservation count as held by its team once the reservation has got them. Work inside the
+reservation is then not counted again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Compute how many guaranteed slots teams would lose if a reservation took certain units at its start.
 
-A team's guarantee is the number of slots that it can always have. Slots above it are borrowed. No single
-workload of the team is marked as borrowed: any of its workloads may be evicted until the team holds only its
-guarantee. Example: a team with a guarantee of 8 GPUs runs 3 workloads with 4 GPUs each. One of them, no
-matter which, can be evicted without loss of guaranteed slots. Evicting two costs 4 guaranteed GPUs.
+A team's guarantee is the number of slots that it can always have. Slots above it are borrowed. The team
+borrows as a whole: any of its workloads may be evicted until the team holds only its guarantee. Example: a
+team with a guarantee of 8 GPUs runs 3 workloads with 4 GPUs each. One of them, no matter which, can be
+evicted without loss of guaranteed slots. Evicting two costs 4 guaranteed GPUs.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """Compute for which times each unit is promised: to a reservation, to maintenance, or to running work.
 
 Units of running work are promised until the work has certainly released them. This is its deadline or, for
-preemptible work, the earliest end of an eviction if that is sooner. A reservation is bound when it gets its
-units, which is at its start. Before that it has no fixed units. To check that every reservation can be kept,
-each unbound reservation gets *tentative* units here. These units have no other promise in the reservation's
-window. An eviction that begins now takes some time. Promises that end within this time are ignored. New work
-is placed on tentative units only if it ends or can be evicted before the reservation starts.
+preemptible work, the earliest end of an eviction if that is sooner. A reservation is bound when it gets
+units, which happens at its start. Before its start it has no fixed units. To check that every reservation can
+be kept, each unbound reservation gets *tentative* units here. These units have no other promise in the
+reservation's window. An eviction that begins now takes some time. Promises that end within this time are
+ignored. New work is placed on tentative units only if it ends or can be evicted before the reservation
+starts.
 
-A bound reservation also gets tentative units if its hosts have maintenance before its end. It needs them from
-the beginning of the maintenance on. If there are no such units, the reservation keeps its present units.
+A bound reservation also gets tentative units if maintenance of its hosts begins before the reservation ends.
+It needs them from the beginning of the maintenance on. If there are no such units, the reservation keeps its
+present units.
 
 A team's guarantee is the number of slots that it can always have. The slots that it holds above its guarantee
 are borrowed.
@@ -463,8 +465,8 @@ def quota_violation(
     - The capacity must be enough for this team and all others. Each other team counts with the larger of its
       guarantee and its promised slots. Example: of 16 GPUs, another team is guaranteed 8 and a third team is
       promised 4. This team may be promised at most 4.
-    - The team must stay within its borrow limit. If its budget is used up, the limit is its guarantee until
-      the budget opens again.
+    - The team must stay within its borrow limit. If the budget of the team is used up, the limit is the
+      team's guarantee until the budget opens again.
 
     A guarantee whose GPU-hours are used up counts again from the next period on.
     """

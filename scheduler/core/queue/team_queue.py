@@ -183,8 +183,8 @@ class UnschedulableClasses:
     def __init__(self, state: PoolState) -> None:
         self.state = state
         self.skipped_classes: set[int] = set()
-        # By id() of a class: pairs (expected runtime, runtime limit) in seconds. A member is skipped if both
-        # of its values are at least those of one pair.
+        # By id() of a class: pairs (expected runtime, runtime limit) in seconds. A member is skipped if its
+        # expected runtime and its runtime limit are at least the values of one pair.
         self.skipped_runtimes: dict[int, list[tuple[int, int]]] = {}
 
     def note(self, group: EquivalenceClass, queued: QueuedWorkload, scope: SkipScope) -> None:

@@ -17,8 +17,8 @@ from scheduler.core.promises.promise_timeline import ReservationRequester
 from scheduler.core.promises.reservation_windows import ReservationWindow
 
 MAX_ALTERNATIVES = 5
-# At most MAX_CHANGES_TRIED changed requests are examined. Of the promising ones, at least MIN_CHANGES_TRIED
-# are planned, even if MAX_TURNS_EVALUATED has been reached.
+# At most MAX_CHANGES_TRIED changed requests are examined. At least MIN_CHANGES_TRIED of the promising
+# requests are planned, even if MAX_TURNS_EVALUATED has been reached.
 MAX_CHANGES_TRIED, MIN_CHANGES_TRIED = 24, 2
 # A turn is the decision about one workload in one plan. When all plans together have had this many turns, no
 # further request is planned.

@@ -33,7 +33,7 @@ class WorkloadComparison:
     is running, this plan treats it as waiting again. A turn is None if its workload is not admitted to the
     queue. ``criterion`` is the reason why the other workload has the first turn, or None if the waiting
     workload has the first turn. ``answer_without_other`` is the decision about the waiting workload in a plan
-    without the other.
+    without the other workload.
     """
 
     basis: ComparisonBasis

@@ -152,7 +152,7 @@ class Simulation:
         self.use_updated_at = start
         self.heap: list[tuple[int, int, Callable[[], None]]] = []
         self.number = count()
-        self.changed = True  # True if something has changed since the last plan that could affect a plan
+        self.changed = True  # True if a change since the last plan could affect a plan
         # The pools in which evictions are possible, because of a guarantee or of different priorities.
         self.pools_with_possible_evictions = {quota.pool for quota in snapshot.quotas if quota.guaranteed}
         self.priorities: dict[int, set[int]] = defaultdict(set)
