@@ -1,7 +1,7 @@
 """Decide which actions a user may take and which objects a user may see. An action without a rule is denied.
 
 Operator, finance and auditor are flags of the user. Member and lead are roles in a team. An auditor sees
-everything and changes nothing, whatever other roles the auditor has. ``may`` returns a bool. ``require``
+everything and changes nothing, even if the auditor has other roles. ``may`` returns a bool. ``require``
 raises an error with a sentence. Every list and every lookup starts from a ``visible_*`` queryset. So an
 object that the user may not see is not found.
 """

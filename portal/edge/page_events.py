@@ -191,7 +191,8 @@ class PageEvents:
 
 
 async def _send(response: web.StreamResponse, text: str) -> None:
-    # If a page does not take an event in time, it is disconnected. It connects again and fetches its content.
+    # If a page does not take an event in time, it is disconnected. The page then connects again and fetches
+    # its content.
     async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
         await response.write(text.encode())
 

@@ -127,8 +127,8 @@ def application(edge: EdgeServer, port: int) -> web.Application:
 def edge_host_names(port: int) -> frozenset[str]:
     """Return the host names under which the edge serves its own routes.
 
-    These are its public name, the loopback addresses, and the portal's name, because one proxy may serve
-    both.
+    These are the edge's public name, the loopback addresses, and the portal's name. One proxy may serve the
+    edge and the portal under the portal's name.
     """
     public = (urlsplit(url).netloc for url in (settings.GPUPOOL_EDGE_URL, settings.GPUPOOL_PORTAL_URL))
     return frozenset((*public, f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"))

@@ -47,7 +47,7 @@ def released_reservations(since: datetime, now: datetime) -> Iterator[PendingNot
 def reservations_without_units(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """Yield a notice about each reservation that has started but gets no GPUs.
 
-    Its owner and operators receive it.
+    The owner of the reservation and the operators receive the notice.
     """
     waiting = Reservation.objects.filter(
         reason_code=ReasonCode.RESERVED_UNITS_MISSING,
@@ -66,7 +66,7 @@ def reservations_without_units(since: datetime, now: datetime) -> Iterator[Pendi
 def reservations_at_risk(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """Yield a notice about each open reservation for which the pool has no usable units.
 
-    Its owner and operators receive it.
+    The owner of the reservation and the operators receive the notice.
     """
     rows = Reservation.objects.filter(
         at_risk_since__gt=since, at_risk_since__lte=now, state__in=OPEN_RESERVATION_STATES

@@ -1,4 +1,4 @@
-"""Say whose charges a viewer sees, and what others see."""
+"""Build the sentences about the charges that a viewer sees and that other users see."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHER_VIEWERS = (
 
 
 def scope_sentence(kind: str, role: str, led: tuple[str, ...]) -> str:
-    """Return the sentence about whose charges the viewer sees. The arguments are those of ChargeScope."""
+    """Return the sentence about the charges that the viewer sees. The arguments are fields of ChargeScope."""
     if kind == "all":
         return f"As {ROLE_NAMES[role]} you see the charges of every team."
     if kind == "led_teams":
@@ -38,7 +38,7 @@ def nothing_charged_title(kind: str) -> str:
 
 
 def usage_scope_sentence(teams: Sequence[str] | None) -> str:
-    """Return the sentence about whose use a table shows. None means every team."""
+    """Return the sentence about the teams whose use a table shows. None means every team."""
     if teams is None:
         return "You see the use of every team."
     if not teams:
@@ -47,7 +47,7 @@ def usage_scope_sentence(teams: Sequence[str] | None) -> str:
 
 
 def budget_scope_sentence(teams: Sequence[str] | None) -> str:
-    """Return the sentence about whose budgets a page shows. None means those of every team."""
+    """Return the sentence about the teams whose budgets a page shows. None means every team."""
     if teams is None:
         return "You see the budgets of every team."
     if not teams:

@@ -56,8 +56,9 @@ def local_time_text(at: datetime) -> str:
 def window(start: datetime | None, end: datetime | None) -> str:
     """Return a time window as ``Sat 21 Nov 09:00 to 17:00``.
 
-    The end shows its day only if it differs from the day of the start: ``Sat 21 Nov 09:00 to Sun 22 Nov
-    17:00``. It shows its year only if the years differ. Return ``an unknown time`` without a start or an end.
+    The day of the end is shown only if it differs from the day of the start: ``Sat 21 Nov 09:00 to Sun 22 Nov
+    17:00``. The year of the end is shown only if it differs from the year of the start. Return ``an unknown
+    time`` without a start or an end.
     """
     if start is None or end is None:
         return "an unknown time"

@@ -205,7 +205,7 @@ def _refund_sentence(f: ReasonNumbers) -> str:
 
 
 def _event_text(f: ReasonNumbers) -> str:
-    """Return the code of a hardware event. It is in brackets if the sentence names its meaning before."""
+    """Return the code of a hardware event. The code is in brackets if the event's meaning precedes it."""
     before, after = (" (", ")") if f.get("meaning") else ("", "")
     return f.plain(before, "event", after=after) or "a hardware event"
 

@@ -151,7 +151,7 @@ def queue_order_sentence(rule: str, numbers: Numbers) -> str:
 def start_without_other(mine: str, theirs: str, why_not: str) -> str:
     """Return a sentence that says whether ``mine`` would start now without ``theirs``.
 
-    ``why_not`` is the reason why it would not start; "" if it would.
+    ``why_not`` is the reason why ``mine`` would not start; "" if ``mine`` would start.
     """
     if not why_not:
         return f"Without {theirs}, {mine} would start now."

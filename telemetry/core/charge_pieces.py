@@ -71,7 +71,8 @@ def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[Char
     """Return unpriced pieces that cover every slot-second of ``[start, end)`` exactly once.
 
     The pieces are sorted by start and charge key. All pieces are cut at midnights and price changes. Any
-    other change cuts only the pieces whose charge key or number of slots it affects.
+    other change cuts a piece only if it changes the charge key, the number of slots or the price factor of
+    the piece.
     """
     start, end = floor_to_second(start), floor_to_second(end)
     if start >= end:

@@ -10,10 +10,10 @@ The method has four parts. Each can be checked by hand:
 4. The range: the errors that the same method made at the same day of earlier periods.
 
 The profile and the level are a classical multiplicative decomposition with simple exponential smoothing. The
-range follows from the evaluation on a rolling origin. Both are described by Hyndman and Athanasopoulos,
-"Forecasting: Principles and Practice", chapters 3, 5 and 8. The break is found with a mean-shift test in the
-way of Page's CUSUM. The scale of the noise is the median absolute deviation, so single bursts do not hide or
-cause a break.
+range follows from the evaluation on a rolling origin. Both methods are described by Hyndman and
+Athanasopoulos, "Forecasting: Principles and Practice", chapters 3, 5 and 8. The break is found with a
+mean-shift test in the way of Page's CUSUM. The scale of the noise is the median absolute deviation, so single
+bursts do not hide or cause a break.
 
 Amounts are floats in any unit. If each day is multiplied by a factor, the forecast is multiplied by it too.
 """

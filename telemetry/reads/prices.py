@@ -21,7 +21,7 @@ class CurrentPrices:
         self._known: dict[tuple[int, str], Decimal | None] = {}
 
     def of(self, pool: int, model: str, slots: int = SLOTS_PER_GPU) -> Decimal | None:
-        """Return the price of one hour of ``slots`` slots (of 840) of a model in a pool.
+        """Return the price per hour of a part of a GPU: ``slots`` of its 840 slots.
 
         Returns None if the model has no price.
         """
@@ -40,7 +40,7 @@ class CurrentPrices:
         *,
         in_reservation: bool = False,
     ) -> Decimal | None:
-        """Return the price of one hour of ``slots`` slots for work, with its price factors.
+        """Return the price per hour of ``slots`` slots for work, with the price factors of the work.
 
         ``work`` is the priority and the workload type. Work in a reservation has no factor. Returns None if
         the model has no price.

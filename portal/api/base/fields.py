@@ -49,7 +49,7 @@ def gpus_of_slots(slots: int | None) -> float | None:
     return None if slots is None else round(slots / SLOTS_PER_GPU, 4)
 
 
-# Keys in the numbers of a reason whose values are database row ids.
+# Keys of a reason's numbers. The value of each of these keys is a database row id.
 ROW_REFERENCES = frozenset(
     {
         "team",

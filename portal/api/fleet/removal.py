@@ -53,7 +53,7 @@ class HostMovePreviewView(ApiView):
 class MoveHostView(ApiView):
     @extend_schema(operation_id="hosts_move", request=HostMoveWish, responses=RemovedShape)
     def post(self, request: Request, name: str) -> Response:
-        """Move a host to another pool. 409 while it has work or a reservation needs it. For operators."""
+        """Move a host to another pool. 409 while work or a reservation needs the host. For operators."""
         host, given = _host(self, name), self.validated_body(HostMoveWish)
         policy.require(self.actor, "host.change")
         pool = lookups.visible_pool(self.actor, given["pool"])

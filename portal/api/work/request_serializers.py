@@ -68,8 +68,8 @@ def _request_field(declared: RequestField, required: bool) -> serializers.Field[
 class _GeneratedFields(serializers.Serializer[Any]):
     """A serializer whose fields are generated from ``scheduler.requests`` for a request of ``kind``.
 
-    A subclass may add or replace fields. If ``optional`` is not empty, it lists all generated fields, and
-    none of them is required. Fields in ``without`` are not generated.
+    A subclass may add or replace fields. If ``optional`` is not empty, only the fields that it lists are
+    generated, and no generated field is required. Fields in ``without`` are not generated.
     """
 
     kind: ClassVar[str] = ""

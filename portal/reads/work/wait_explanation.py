@@ -99,7 +99,7 @@ class WaitExplanation:
 
 
 def explain_wait(workload: Workload, user: User, now: datetime) -> WaitExplanation:
-    """Return the explanation of a waiting workload: what blocks it, and what would start it sooner."""
+    """Return the explanation of a waiting workload: its blockers, and changes that would start it sooner."""
     with metered_planning(user, now), request_snapshot_cache.share_snapshots():
         first, more = workloads_ahead(workload, user, now)
         return WaitExplanation(

@@ -192,7 +192,7 @@ def _note_borrowing(pieces: list[WorkloadDetails], now: datetime) -> None:
 def _was_preempted(workload: Workload) -> bool:
     """Return True if the workload may have been preempted.
 
-    This is assumed if it is stopping for any reason, or if it waits again after an attempt.
+    This is assumed of a workload that is stopping for any reason, or that waits again after an attempt.
     """
     return workload.state in TERMINATING_STATES or (
         workload.state == WorkloadState.QUEUED and workload.attempt > 0

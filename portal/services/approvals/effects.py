@@ -89,7 +89,7 @@ def _approval_effect(submission: Submission, payload: dict[str, Any], now: datet
 
 
 def _effect_on_budget(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:
-    """Return the effect of another budget: the budget before, its spending and its forecast."""
+    """Return the effect of a requested budget. The sentence is about the present budget and its spending."""
     before = budget_before(submission.team, payload)
     status = None if before is None else budget_statuses([before], now)[before.pk]
     sentence = budget_texts.request_effect(submission.team.name, payload, status)

@@ -39,9 +39,9 @@ def request_quota_change(
     """Request a guarantee of GPUs of one model for a team, and a limit on borrowing.
 
     A borrowing limit of None means no limit. ``gpu_hours`` limits the GPU-hours that the guarantee covers in
-    each ``period`` (day, week or month); None means no limit. ``when_used_up`` says what happens when these
-    hours are used up, until the period ends: "borrow" (the team may only borrow) or "refuse" (the team starts
-    no new workload). Raises Invalid, NotAllowed. Raises OperationRejected if an equal request is waiting.
+    each ``period`` (day, week or month); None means no limit. If these hours are used up, ``when_used_up``
+    applies until the period ends: "borrow" (the team may only borrow) or "refuse" (the team starts no new
+    workload). Raises Invalid, NotAllowed. Raises OperationRejected if an equal request is waiting.
     """
     policy.require(actor, "quota.request", team)
     checks = InputChecks()

@@ -94,7 +94,9 @@ def take_out_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str =
 
 
 def forget_gpu(*, actor: User, host: Host, gpu: Any, now: datetime, why: str = "", via: str = "web") -> Gpu:
-    """Remove a missing GPU from the host's list. If the host reports it again, it gets its former state.
+    """Remove a missing GPU from the host's list.
+
+    If the host reports the GPU again, the GPU gets its former state.
 
     ``gpu`` is the UUID of the GPU. Raises Invalid, NotAllowed. Raises OperationRejected while a workload
     holds the GPU.

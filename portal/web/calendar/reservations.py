@@ -77,7 +77,7 @@ class ReservationChangeForm(ServiceForm):
 
 @sign_in_required
 def reservation(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
-    """Show the reservation. A POST changes its window, or submits the change if it needs an approval."""
+    """Show the reservation. A POST changes the window, or requests the change if it needs an approval."""
     user, now = current_user(request), timezone.now()
     row = _get_reservation_or_404(user, public_id)
     form = ReservationChangeForm(request.POST or None, row=row)

@@ -313,7 +313,7 @@ def _maintenance_effect(
     """Return (effect, confirmation) of the maintenance window in the form.
 
     The effect is None if the window is refused; the form then contains the reason. The confirmation is a text
-    that identifies the window: the user confirms exactly this window by posting it.
+    that identifies the window. The user posts this text to confirm exactly this window.
     """
     window = {name: form.cleaned_data[name] for name in ("start", "end")}
     effect = form.carry_out(

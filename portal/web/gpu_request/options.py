@@ -76,7 +76,7 @@ def _host_capacity_text(pools: Mapping[int, Pool]) -> str:
 def target_choices(lines: list[FreeCapacity], currency: str) -> list[tuple[str, SafeString]]:
     """Return the choices of the field ``target``: the hardware that a user can request.
 
-    There is one choice for each model and for each slice profile, and one per pool for any whole GPU.
+    There is one choice for each model, one for each slice profile, and one for any whole GPU of each pool.
     """
     several = len({line.pool.pk for line in lines}) > 1
     choices = []

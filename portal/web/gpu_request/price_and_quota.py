@@ -24,7 +24,7 @@ def price_lines(
     length: timedelta,
     now: datetime,
 ) -> dict[str, Any]:
-    """Return the cost of a request, and what remains of the team's budgets of this month after it.
+    """Return the cost of a request, and the rest of this month's team budgets after the request.
 
     ``total`` is the cost, None if unknown. ``how`` explains the cost. ``length`` is the time for which the
     GPUs are held.

@@ -93,7 +93,7 @@ def summary_line(details: WorkloadDetails, currency: str) -> str:
 
 
 def startup_steps(details: WorkloadDetails) -> list[dict[str, Any]]:
-    """Return the steps of the current attempt, as ``components.elements.steps`` takes them."""
+    """Return the steps of the current attempt, in the format of ``components.elements.steps``."""
     steps = state_labels.start_steps(details.workload, details.run)
     line = []
     for step in steps:

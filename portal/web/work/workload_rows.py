@@ -88,8 +88,9 @@ def _array_row(
 def _array_time(row: Any, now: datetime) -> str:
     """Return a text about the time of an array.
 
-    After the end, it is the time from the first start to the last end. Before, it is the time since the first
-    start, the expected start, or the time in the queue, whichever is known first.
+    After the end, it is the time from the first start to the last end. Before the end, it is the time since
+    the first start if a task has started. Otherwise it is the expected start, or the time in the queue if no
+    start is expected.
     """
     if row.waiting + row.running == 0:
         return "did not run" if row.began is None else f"took {short_duration(row.over - row.began)}"

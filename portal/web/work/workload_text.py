@@ -42,7 +42,7 @@ def displayed_state(workload: Workload) -> str:
 def run_time_text(details: WorkloadDetails) -> str:
     """Return the run time of an ended workload over all attempts, or "did not run".
 
-    Return "briefly" if it ran, but ended before the agent reported it as running: its time is then unknown.
+    Return "briefly" if the workload ended before the agent reported that it runs. The time is then unknown.
     """
     if details.ran is not None:
         return short_duration(details.ran)

@@ -21,7 +21,7 @@ UNREACHABLE_TITLE = "The notebook does not answer"
 TOO_SLOW_TITLE = "This arrived too slowly"
 UPLOAD_STOPPED = "The upload was stopped. Try again."
 
-# Reasons of ``portal.edge.workspaces.access.AccessRefusal``, each with its title and what the user can do.
+# Reasons of ``portal.edge.workspaces.access.AccessRefusal``, each with a title and advice to the user.
 ACCESS_REFUSALS: dict[str, tuple[str, str]] = {
     "enter": (
         "Open this notebook from the portal",
