@@ -259,7 +259,7 @@ def quarantine_host(host: Host, *, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def quarantine_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
-    """Quarantine a GPU until it is returned to service. Stop the work on the GPU, so that the work starts elsewhere.
+    """Quarantine a GPU until it is returned to service. The work on the GPU is stopped and starts elsewhere.
 
     Return False if the GPU was already out of service.
     """
@@ -279,7 +279,7 @@ def _quarantine_gpu(gpu: Gpu, reason: str, now: datetime) -> bool:
 
 @transaction.atomic
 def take_out_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
-    """Take a broken GPU out of service. Stop the work on the GPU, so that the work starts elsewhere.
+    """Take a broken GPU out of service. The work on the GPU is stopped and starts elsewhere.
 
     Return False if the GPU was already out.
     """
