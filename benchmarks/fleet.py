@@ -114,7 +114,7 @@ class MemoryWatch:
 class FleetLoad:
     """A thread that submits jobs at a steady rate, one after another.
 
-    After a slow answer, it submits the next jobs at once to catch up, but by at most one second.
+    After a slow answer, the next jobs are submitted at once, to make up for at most one second of delay.
     """
 
     url: str

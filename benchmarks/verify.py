@@ -39,7 +39,7 @@ class ExamineResult:
     """The results of one worker: the number of examples, and the broken promises."""
 
     examples: int = 0
-    # Number of examples whose plan has any placements, any evictions and so on, by field of the plan.
+    # By field of the plan, such as "placements": the number of examples whose plan has rows in this field.
     with_any: Counter[str] = field(default_factory=Counter)
     broken: Counter[str] = field(default_factory=Counter)
     # Lines to print: for each broken promise, its first violation and, with --reduce, the rows.

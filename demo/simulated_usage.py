@@ -29,7 +29,7 @@ HOUR_SECONDS = 3600
 ALLOCATIONS_PER_TRANSACTION = 500
 RAW_SAMPLE_SPAN = timedelta(days=1)
 RAW_SAMPLE_SECONDS = 30
-# The usual code computes rollups by minute from the raw samples of this last part of the past.
+# For this last part of the past, the periodic task computes minute rollups from the raw samples.
 MINUTE_ROLLUP_SPAN = timedelta(hours=3)
 SAMPLE_COVERAGE = 0.992
 IDLE_POWER_W, BUSY_POWER_W = 90.0, 560.0

@@ -282,7 +282,7 @@ def _generate_stream(
     per_second_at_peak = stream.per_working_day / (sum(SUBMISSION_RATE_BY_HOUR) / peak) / HOUR_SECONDS
     at = start
     while True:
-        # Draw arrivals at the peak rate, and drop some of them by the rate of the hour and the weekday.
+        # Draw arrivals at the peak rate, then keep the share that fits the hour and the weekday.
         at += timedelta(seconds=dice.expovariate(per_second_at_peak))
         if at >= end:
             return

@@ -15,7 +15,7 @@ FAULTS_FILE = "diagnostic_faults.json"
 STRAYS_FILE = "planted_strays.json"
 
 
-# The names of the faults of geometry changes, as ``plant-fault`` takes them, and the driver error of each.
+# By fault name that ``plant-fault`` accepts: the driver error of a geometry change.
 GEOMETRY_FAULTS = {
     "geometry-in-use": "a process still uses the GPU (planted)",
     "geometry-not-permitted": "the agent may not do that: it has to run as root (planted)",

@@ -1,8 +1,8 @@
 """Holds the agent's state of one run, and writes the files that the agent shares with the run's shim.
 
 The shim is the process that supervises the run. A workload can fill the disk. Therefore these files are
-written in place into reserved space. Then a full disk does not end a workload, and the agent can still stop
-the workload.
+written in place into reserved space. A full disk then ends no workload, and the agent can still stop each
+workload.
 """
 
 from __future__ import annotations

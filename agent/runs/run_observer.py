@@ -237,7 +237,7 @@ class RunObserver:
     # --- the end of a run ---
 
     def _awaits_gpu_events(self, run: LocalRun, ended: dict[str, Any]) -> bool:
-        """Return True while the report that a run has failed must wait for the events of the run's GPUs."""
+        """Return True while the report of a failed run must wait for GPU events."""
         if ended["outcome"] != "failed" or not run.about["unit_uuids"] or run.gpu_events is not None:
             return False
         if run.exit_found_at is None:

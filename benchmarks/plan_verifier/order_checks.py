@@ -136,10 +136,9 @@ def _only_borrows(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
 def _is_guaranteed_all(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
     """Return True if the workload certainly starts within its team's guarantee, and never as a borrower.
 
-    Two conditions make this certain. First, for every model that serves the workload, the guarantee covers
-    all held and waiting work of the team. Second, the same is true for each waiting workload of the team that
-    competes with this workload for a model. If the pool has a cap on users, the second condition applies to
-    all waiting work of the team.
+    A model is covered if the team's guarantee of the model is enough for all held and waiting work of the
+    team. The result is True if every model is covered that serves the workload or a competing workload of the
+    team. If the pool has a cap on users, all waiting work of the team counts as competing.
     """
     team = [
         q for q in lookups.snapshot.queued if q.team == queued.team and q.pool == queued.pool and not q.gate

@@ -231,8 +231,8 @@ def _takes_any_free_slice(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
 def placements_have_a_true_reason(lookups: PlanLookups) -> Iterator[str]:
     """Report placements whose reason code is wrong for the way in which the work starts.
 
-    Work starts in one of these ways: in a reservation, in a static pool, on units that evictions freed,
-    borrowed, or within the guarantee. Also report placements whose ``numbers`` are empty.
+    Work starts in one of five ways: in a reservation, in a static pool, on units that evictions freed, on
+    borrowed units, or within the guarantee. Also report placements whose ``numbers`` are empty.
     """
     for placement, queued, subject in known_placements(lookups):
         if placement.code not in START_CODES:

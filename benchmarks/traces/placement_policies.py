@@ -206,8 +206,8 @@ class NodeStateIndex:
 class Fgd(PlacementPolicy):
     """Fragmentation gradient descent (USENIX ATC'23): choose the place where the fragments grow least.
 
-    The fragments of a node are its free GPU capacity that the most frequent requests cannot use, weighted by
-    the frequency of these requests.
+    For each of the most frequent requests, the fragments of a node are the free GPU capacity that the request
+    cannot use. Their sum is weighted by the frequency of the requests.
 
     The score has 100 steps, as published. Of nodes with equal scores, the one with the lowest number is
     chosen. Both details affect the result.

@@ -54,7 +54,8 @@ def export(session: CliSession, month: str, path: Path, **query: Any) -> None:
 def _checked_by_server(session: CliSession, month: str, path: Path, query: dict[str, Any]) -> dict[str, Any]:
     """Return the SHA-256 digest of a file that cannot contain its own digest.
 
-    Raises CliError if the portal now makes another digest: the file is cut off, or an open month changed.
+    Raises CliError if the portal returns a different digest. Then the file is cut off, or the charges of an
+    open month have changed.
     """
     answer = io.BytesIO()
     session.client.download(f"statements/{month}/export/", answer, **query, checksum="sha256")

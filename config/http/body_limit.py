@@ -19,7 +19,7 @@ AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
 AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApplication = Callable[[Any, Any, Any], Awaitable[None]]
 
-# Up to this multiple of the limit is read and discarded, so that the client can receive the answer.
+# The server reads and discards up to this multiple of the limit, so that the client can receive the answer.
 DISCARD_LIMIT_FACTOR = 4
 CONTENT_LENGTH_MAX_DIGITS = 19  # enough for every limit; Python rejects numbers with thousands of digits
 DISCARD_SECONDS = 5.0

@@ -224,7 +224,10 @@ def test_work_without_a_checkpoint_may_run_on_any_host(world: World) -> None:
 
 
 def test_owners_and_operators_see_that_moved_work_does_not_find_its_checkpoint(world: World) -> None:
-    """Show the loss to the owner in a notice and in the attempts, and to the operator before the drain."""
+    """Drain a host whose work then starts on a host without its checkpoint.
+
+    The owner sees this in a notice and in the attempts, and the operator sees it before the drain.
+    """
     agents = agents_of(world)
     share_storage(world, "alpha"), share_storage(world, "beta")
     Host.objects.exclude(name="alpha").update(admin_state="cordoned")

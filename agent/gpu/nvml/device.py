@@ -310,7 +310,7 @@ class NvmlGpu:
     def _link_kib(self) -> int | None:
         """Return the traffic of all NVLinks since the last sample, in KiB/s.
 
-        The result is None at the first sample, after a reset of the counter, or if it is not supported.
+        Returns None at the first sample, after a reset of the counter, or if the GPU reports no traffic.
         """
         counts = (
             [self._field_value(number, ALL_LINKS) for number in NVLINK_THROUGHPUT_FIELDS]

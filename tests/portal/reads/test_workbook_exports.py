@@ -47,7 +47,7 @@ def workbook_of(viewer: User, where: dict[str, Any] | None = None) -> zipfile.Zi
 
 
 def sheets_of(book: zipfile.ZipFile) -> dict[str, list[dict[str, Any]]]:
-    """Return the cells of each sheet as rows: the column's letter with the text, number or formula result."""
+    """Return the rows of each sheet. A row maps a column's letter to a text, number or formula result."""
     names = re.findall(r'<sheet name="([^"]+)"', book.read("xl/workbook.xml").decode())
     found: dict[str, list[dict[str, Any]]] = {}
     for number, name in enumerate(names, 1):
