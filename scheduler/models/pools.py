@@ -13,7 +13,7 @@ from scheduler.state.isolation import Isolation
 
 
 class StrayAction(models.TextChoices):
-    """The reaction of a host to a stray process: a process on a GPU that belongs to no workload.
+    """The reaction of a host to a stray process. Such a process uses a GPU but belongs to no workload.
 
     Operators are always notified.
     """

@@ -111,7 +111,8 @@ def sync_if_unchanged(
 def _restore_suspect_host(host_id: int, now: datetime) -> None:
     """Mark a suspect host as alive.
 
-    After a short outage of the servers most hosts are suspect, so this case is handled without the full path.
+    After a short outage of the servers most hosts are suspect. So this case is handled here and not by the
+    slower ``observed_state.observe``.
     """
     with transaction.atomic():
         host = locks.hosts([host_id])[host_id]

@@ -277,7 +277,7 @@ class WaitReasons:
 
     @cached_property
     def _healthy_or_disk_full(self) -> Mask:
-        """Return the mask of units that take new work, or would if the disks of their hosts had space."""
+        """Return the mask of units that take new work, or that are closed only because of a full disk."""
         state = self.state
         schedulable = np.array(
             [h.schedulable or h.closed_code == ReasonCode.HOST_FULL for h in state.hosts], dtype=np.bool_

@@ -157,8 +157,9 @@ def _max_firm_slots_with_others(
 
     The slots are the most that the team's non-preemptible work and bound reservations may hold now. To
     compute them, take the team's guarantee at the start of the reservation. Subtract the slots of all
-    upcoming reservations of the team that are in progress at this start, with this reservation. Add the slots
-    that the team will release by this start. The result is cached for the cycle (one run of the planner).
+    upcoming reservations of the team that are in progress at this start, including this reservation. Add the
+    slots that the team will release by this start. The result is cached for the cycle (one run of the
+    planner).
     """
     cached = state.ledger.max_firm_with_others_cache.get(team_model)
     if cached is None:

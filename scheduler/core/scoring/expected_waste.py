@@ -132,8 +132,9 @@ class ExpectedWaste:
         and the most memory that a batch used.
 
         All batches of all states are computed in parallel. In each round, every batch places its next ask
-        that fits. Asks that do not fit are dropped, because the node only gets fuller. So there are only as
-        many rounds as asks are placed in one batch, which is fewer than the size of a batch.
+        that fits. Asks that do not fit are dropped, because the node only gets fuller. So the number of
+        rounds is the largest number of asks that are placed in one batch. It is smaller than the size of a
+        batch.
         """
         count, batches = len(cpu), self.batches
         bounded = bool((memory < UNLIMITED_AMOUNT).any())
