@@ -8,6 +8,7 @@ from benchmarks import money
 from benchmarks.money_month.ledger_times import charge_month
 
 
+@pytest.mark.long
 def test_a_small_month_is_charged_audited_closed_and_shown_without_a_difference(
     db: None, settings: pytest.FixtureRequest
 ) -> None:

@@ -280,7 +280,7 @@ def test_one_changed_line_is_always_found(rates: World, seed: int) -> None:
         standing = Charge.objects.filter(
             reversal=False, corrections=None, bucket__in=("used", "reserved_unused")
         )
-        for change in CHANGES.values():
+        for name, change in CHANGES.items():
             line = dice.choice(standing.order_by("pk"))
             # Values of a piece that several cost centres share are compared as a whole, by its first line.
             key = ("gpu", "start", "end", "bucket", "allocation", "reservation")
@@ -288,7 +288,14 @@ def test_one_changed_line_is_always_found(rates: World, seed: int) -> None:
             lines = set(piece.values_list("pk", flat=True)) if line.share_percent < 100 else {line.pk}
             with transaction.atomic():
                 change_in_place(line, **change(line, rates))
-                assert lines & {each.line for each in differences(now=at(12, day=6))}
+                found = differences(now=at(12, day=6))
+                # A moved line may cover time of the same work that is not charged yet. The audit then
+                # reports the time that lost its line.
+                lost = name == "moved" and any(
+                    each.line is None and (each.gpu, each.start) == (line.gpu_id, line.start)
+                    for each in found
+                )
+                assert lost or lines & {each.line for each in found}
                 transaction.set_rollback(True)
         transaction.set_rollback(True)
 
