@@ -46,7 +46,7 @@ def read_xids(path: Path = KERNEL_LOG) -> list[XidRecord]:
             try:
                 record = os.read(descriptor, MAX_RECORD_BYTES)
             except BrokenPipeError:
-                continue  # the record was overwritten during the read
+                continue  # the kernel has overwritten the record that was to be read next
             except OSError:
                 break  # no more records at present
             if not record:

@@ -148,7 +148,8 @@ async def _relay(
 ) -> None:
     """Relay bytes in both directions until either side closes.
 
-    Each direction reads on only after its receiver has taken the bytes. So no buffer grows without limit.
+    Each direction waits until its receiver has taken the bytes, and then reads more. So no buffer grows
+    without limit.
     """
     directions = [
         asyncio.create_task(_relay_to_run(edge, writer)),

@@ -66,7 +66,7 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def has_signal_handler(pid: int, number: int) -> bool:
-    """Return True if the process has a handler for the signal. Otherwise the signal would kill it."""
+    """Return True if the process has a handler for the signal. Without a handler, it may be killed."""
     try:
         with open(f"/proc/{pid}/status") as file:
             for line in file:

@@ -21,7 +21,7 @@ class RemovalEffect:
     - ``gpus``: the number of GPUs that leave the pool.
     - ``reservations``: active reservations on the host, which get other units.
     - ``unkept``: reservations that the pool cannot serve without the host.
-    - ``quotas``: the quotas that a removal ends. For a move, the quotas of both pools, which stay.
+    - ``quotas``: the quotas that a removal ends. For a move: the quotas of both pools, which do not change.
     - ``submissions``: waiting submissions, which the removal withdraws.
     """
 

@@ -46,7 +46,7 @@ class NotebookActivity:
     """The activity of a notebook, as far as it is known.
 
     ``last`` is the time of the last activity of its users. It is None if a page is open and its activity is
-    unknown. ``gpu_idle_since`` is None if the GPU is not idle or if this is unknown.
+    unknown. ``gpu_idle_since`` is the time since which the GPU has been idle; None if it is unknown.
     """
 
     busy_kernels: int

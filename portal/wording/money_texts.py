@@ -32,7 +32,7 @@ def refund_limit_text(minutes: int | None) -> str:
 
 
 def refund_duration(minutes: int) -> str:
-    """Return the length of a refund limit: ``60 minutes``, or above two hours ``3 h`` or ``3 h 30 min``."""
+    """Return the length of a refund limit, such as ``60 minutes``; in hours if longer than two hours."""
     return f"{minutes:,} minute{'' if minutes == 1 else 's'}" if minutes <= 120 else duration(minutes * 60)
 
 

@@ -1,4 +1,4 @@
-"""Count the GPU-hours that teams have used of quotas that limit GPU-hours, from the teams' allocations.
+"""For each quota that limits GPU-hours, count the used GPU-hours from the team's allocations.
 
 One query counts the hours every minute, however many allocations there are. The planner reads only whether a
 quota is used up. So the engine is nudged only if this changes or if a new period begins. Periods start at

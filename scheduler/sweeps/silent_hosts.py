@@ -1,4 +1,4 @@
-"""Mark hosts whose agents stopped reporting as suspect, then as silent, and end the runs of silent hosts."""
+"""Declare a host suspect, and later silent, if its agent stops reporting. End the runs of silent hosts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _overdue_hosts(now: datetime) -> list[Host]:
 
 
 def sweep_silent_hosts(now: datetime) -> None:
-    """Mark overdue hosts as suspect. Declare hosts past their silence limit silent and end their runs.
+    """Mark overdue hosts as suspect. After its silence limit, declare a host silent and end its runs.
 
     During a mass silence, no host is declared silent.
     """

@@ -129,8 +129,8 @@ def merge_finer_usage(
     covers it. The key None is in the result only if ``parts`` has it. ``held`` is sorted by time and does not
     overlap.
 
-    If an end became known late, ``parts`` may count time after it. The measures are then reduced in
-    proportion, so that an allocation never has more covered than held time.
+    If the end of a hold became known late, ``parts`` may include time after this end. The sums are then
+    reduced in proportion, so that an allocation's covered time is never longer than its held time.
     """
     held_seconds: dict[int | None, float] = {}
     for owner, low, high in _split_by_holder(held, start, end):

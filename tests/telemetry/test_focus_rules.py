@@ -185,7 +185,7 @@ def test_a_wrong_value_in_any_column_breaks_a_rule_of_the_column(tmp_path: Path)
     assert {rule for rule in rules if rule[1].partition(": ")[2] in COLUMN_RULES} == tried
 
 
-# For each rule about several columns, a change that breaks it: dataset, row, column and value.
+# For each rule outside COLUMN_RULES, a change that breaks it: dataset, row, column and value.
 CHANGES: dict[str, tuple[FocusDataset, int, str, str | None]] = {
     "BillingCurrency: ISO 4217": (COST, 0, "BillingCurrency", "eur"),
     "BillingPeriodEnd: after its start": (COST, 0, "BillingPeriodEnd", START),

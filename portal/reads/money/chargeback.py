@@ -70,7 +70,7 @@ def conservation_equation(month: date) -> dict[str, Any]:
 def budget_rows(viewer: User, month: date, now: datetime) -> list[dict[str, Any]]:
     """Return the visible budgets whose period contains a month, with their status, sorted by owner.
 
-    ``record`` is a sentence about past forecasts; it is empty without a forecast.
+    ``record`` is a sentence about past forecasts; it is empty if there are none.
     """
     current = Q()
     for period in BudgetPeriod.values:
@@ -102,8 +102,8 @@ def _payer(budget: Budget) -> str:
 def _budget_bar(view: BudgetStatus) -> dict[str, Any]:
     """Return the segments of a budget's bar.
 
-    ``used`` is the amount spent, up to the budget. ``forecast`` is expected spending up to the budget.
-    ``over`` is the part of both that exceeds the budget.
+    ``used`` is the amount spent, up to the budget. ``forecast`` is the further expected amount, up to the
+    budget. ``over`` is the larger of the spent and the expected amount, minus the budget; at least 0.
     """
     spent, limit = float(view.spent), float(view.amount)
     expected = float(view.forecast) if view.forecast is not None else spent
@@ -119,7 +119,7 @@ def _budget_bar(view: BudgetStatus) -> dict[str, Any]:
 
 
 def dimension_name(dimension: str, key: Any, month: date) -> str:
-    """Return the name of a key on a month's pages, such as the name of a team for its id."""
+    """Return the name that a month's pages show for a key. Example: a team's name for its id."""
     if key is None or key == "":
         return money_pages.DEDICATED_UNUSED if dimension == "project" else "none"
     return group_names(dimension, [key], month).get(key) or str(key)
@@ -217,10 +217,10 @@ def refund_limit_rows(viewer: User, now: datetime) -> list[dict[str, Any]]:
 
 
 def idle_payer_effects(month: date) -> list[dict[str, Any]]:
-    """Return what each team would pay for the idle time of an open month, by choice of the payer.
+    """Return the amounts that each team would pay for the idle time of an open month.
 
-    Each row has the name of a team and the amounts by IdlePayer. The row with the name "" is the operator's
-    part.
+    Each row has the name of a team, and one amount for each value of IdlePayer. The row with the
+    name "" is the operator's part.
     """
     shares = {payer: shared_idle.idle_cost_by_team(month, payer) for payer in IdlePayer.values}
     names = sorted(

@@ -91,7 +91,7 @@ def _values_from_workload(request: HttpRequest, user: User) -> dict[str, Any]:
 def _values_from_template(request: HttpRequest, target: str) -> dict[str, Any]:
     """Return the values of the job template that ``?template=`` names; {} without one.
 
-    ``target`` has the form POOL|MODEL|PROFILE. The template's profile replaces its last part.
+    ``target`` has the form POOL|MODEL|PROFILE. The result has the template's profile as its last part.
     """
     slug = request.GET.get("template", "")
     template = (
@@ -155,7 +155,7 @@ def _parse_datetime(text: str) -> datetime | None:
 
 
 def apply_suggestion(posted: QueryDict) -> QueryDict:
-    """Return the posted form, changed to the suggestion of the preview that the user chose."""
+    """Return the posted form with the values of the suggestion that the user chose in the preview."""
     changed = posted.copy()
     start, units = posted.get("use_start", ""), posted.get("use_units", "")
     if start:

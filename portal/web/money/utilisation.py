@@ -160,7 +160,7 @@ def _unknown_choice(field: str, given: str, allowed: Sequence[str]) -> InvalidAd
 
 
 def _period(request: HttpRequest, now: datetime) -> tuple[datetime, datetime]:
-    """Return (start, end) of the chosen period, in whole hours of UTC.
+    """Return (start, end) of the chosen period. A named period until now ends with the current hour.
 
     Raises InvalidAddress for an invalid period; the message names the allowed values.
     """

@@ -207,7 +207,7 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
 def _price_readings(workload: Workload, details: WorkloadDetails, currency: str) -> list[dict[str, str]]:
     """Return the price per hour and the maximum cost of an attempt.
 
-    Return [] if the workload has ended, or if its price is unknown, such as while it waits for a slice.
+    Return [] if the workload has ended, or if its price is unknown, for example because it waits for a slice.
     """
     if workload.state == WorkloadState.ENDED or details.price_per_hour is None:
         return []

@@ -26,7 +26,7 @@ RULES_PER_QUERY = 40
 
 @dataclass(frozen=True)
 class FocusFailure:
-    """A rule that rows break: how many, and the dataset of the rows."""
+    """A broken rule, its dataset, and the number of its failures."""
 
     dataset: FocusDataset
     rule: str
@@ -125,7 +125,7 @@ def load_focus_file(
 def _broken_rows(
     database: duckdb.DuckDBPyConnection, dataset: FocusDataset, version: FocusVersion, *, with_cost: bool
 ) -> list[FocusFailure]:
-    """Return the broken rules of single rows. One pass over the table counts many rules."""
+    """Return the failures of the rules that examine one row at a time. One query checks many rules."""
     rules = list(row_rules(dataset, version, with_cost=with_cost))
     failures = []
     for start in range(0, len(rules), RULES_PER_QUERY):
