@@ -28,7 +28,7 @@ YEAR_END = ((12, 24), (1, 2))  # first and last day of the quiet days around New
 
 
 def score_forecasts(seeds: range) -> dict[str, Any]:
-    """Return the mean absolute percentage errors by days elapsed, of the forecast and of the linear one.
+    """Return the mean absolute percentage errors of the forecast and of a linear one, by days elapsed.
 
     ``forecast_inside_range`` is the share of months that ended inside the forecast range; 0.8 is nominal.
     """
@@ -74,7 +74,7 @@ def month_after(month: date, following: date, elapsed: int) -> SpendPeriod:
 
 
 def organisation(seed: int) -> list[tuple[dict[date, float], list[date]]]:
-    """Return the daily spending of each team, with the first days of its months and of the month after."""
+    """Return (spending by day, first days of the months and of the next month) for each team."""
     rng = random.Random(seed)
     first = date(2024 + rng.randrange(2), rng.randrange(1, 13), 1)
     months = [first]
@@ -112,7 +112,10 @@ def team_spending(rng: random.Random, months: list[date]) -> dict[date, float]:
 
 
 def burst_factors(rng: random.Random, length: int) -> Mapping[int, float]:
-    """Return the factors of the days with bursts, such as days before a deadline: one in about 60 days."""
+    """Return the factors of the days with bursts, such as days before a deadline.
+
+    A burst begins about every 60 days.
+    """
     factors: dict[int, float] = {}
     day = rng.randrange(60)
     while day < length:

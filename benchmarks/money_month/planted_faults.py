@@ -1,4 +1,4 @@
-"""Plant faults in a closed month past the triggers, and count those that the audit or the digest finds.
+"""Plant faults in a closed month without the triggers. Count those that the audit or the digest finds.
 
 Everything is rolled back.
 """
@@ -14,7 +14,6 @@ from django.db import connection, transaction
 
 from benchmarks.money_month.bulk_load import as_owner
 
-# The columns of a charge line that a copy of the line keeps.
 _COPY_SQL = """
 INSERT INTO telemetry_charge ({columns}) SELECT {values} FROM telemetry_charge WHERE id = %s RETURNING id"""
 

@@ -26,8 +26,8 @@ END_WEIGHTS = (80, 6, 3, 2, 9)
 TYPES = (("job", "training"), ("job", "inference"), ("job", "other"), ("notebook", "interactive"))
 TYPE_WEIGHTS = (60, 15, 10, 15)
 LONG_JOB_SHARE, LONG_JOB_FACTOR = 0.12, 8.0
-PAUSE_SHARE, MEAN_PAUSE = 0.5, 0.3  # pauses are in lengths of a usual job
-# Hour rollups are written for one host of so many; their charge lines have evidence.
+PAUSE_SHARE, MEAN_PAUSE = 0.5, 0.3  # mean pause, relative to the mean length of usual jobs
+# One in this many hosts has hour rollups. They are the evidence of its charge lines.
 MEASURED_EVERY = 20
 HOUR = 3_600
 SHORTEST_JOB_SECONDS = 20
@@ -61,7 +61,7 @@ class Job:
 def write_work(organisation: GeneratedOrganisation, allocations: int, rng: random.Random) -> int:
     """Write work with exactly ``allocations`` allocations. Return the number of workloads.
 
-    Raises ValueError if the GPUs cannot have that few or that many allocations.
+    Raises ValueError if ``allocations`` is too small for the number of hosts.
     """
     lanes = _lanes(organisation.hosts, allocations)
     jobs = list(_jobs(organisation, lanes, rng))

@@ -1,7 +1,7 @@
 """Compare spending with budgets: record alerts at thresholds, and close or open the budget gates.
 
-A closed budget gate refuses new work, or stops borrowing, of a team or project with an exhausted budget. If
-the budget says so, running work is stopped too.
+A closed budget gate acts on a team or project with an exhausted budget: it refuses new work, or it stops
+borrowing. If the budget says so, running work is stopped too.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def check_budgets(now: datetime) -> int:
     """Check every budget whose period contains ``now``. Return the number of new alerts.
 
     Spending includes the time since the last charge lines. Records an alert for each threshold that was
-    passed. Closes the gates of exhausted budgets, and opens all
-    other gates. Stops the running work of exhausted budgets with the action STOP_RUNNING.
+    passed. Closes the gates of exhausted budgets, and opens all other gates. If an exhausted budget has the
+    action STOP_RUNNING, the running work that it covers is stopped.
     """
     budgets = list(current_budgets(now))
     forecasts = refresh_budget_forecasts(budgets, now)
@@ -74,7 +74,8 @@ def budget_spend(budget: Budget) -> Decimal:
 def _set_gates(exhausted: Sequence[tuple[Budget, Decimal]], now: datetime) -> None:
     """Close the gates of exhausted budgets, given with their spending, and open all other gates.
 
-    If several budgets close one gate, it names the one whose period ends last, and of these the money budget.
+    If several budgets close the same gate, the gate names the budget whose period ends last. If there are
+    several such budgets, it names the money budget.
     """
     paid = _projects_by_cost_centre(now)
     required: dict[GateKey, tuple[Budget, Decimal]] = {}

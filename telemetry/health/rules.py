@@ -25,7 +25,7 @@ HELD_BACK = "held_back"  # the action was not carried out, because the limit of 
 HOST_CLOSING_ACTIONS = (Action.CORDON, Action.DRAIN)
 CLOSING_ACTIONS = (*HOST_CLOSING_ACTIONS, Action.QUARANTINE_GPU)
 CLOSURE_WINDOW = timedelta(hours=1)
-HOSTS_PER_CLOSURE = 5  # hosts of a pool per automatic closure; a smaller pool may also have one closure
+HOSTS_PER_CLOSURE = 5  # a pool may have one automatic closure for this many hosts, and always one
 GPUS_PER_QUARANTINE = 8
 
 

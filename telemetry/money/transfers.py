@@ -1,8 +1,7 @@
 """Rewrite charged time after a change of cost centres, and compute the amounts that such a change moves.
 
-A project or a dedicated pool can be transferred to other cost centres from any date in an open month on.
-Lines that are already charged are reversed, and lines of the new cost centres replace them with the same
-amounts.
+The cost centres of a project or a dedicated pool can change at any date in an open month. Lines that are
+already charged are reversed. Lines of the new cost centres with the same total replace them.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class MovedAmount:
 
 
 def settle_cost_centres(now: datetime) -> int:
-    """Rewrite charged lines of open months that differ from a later change of cost centres.
+    """Rewrite charged lines of open months whose cost centres were changed later.
 
     Returns the number of reversed lines.
     """
@@ -73,8 +72,8 @@ def settle_cost_centres(now: datetime) -> int:
 def moved_amounts(payer: Payer, split: CostSplit, valid_from: datetime) -> list[MovedAmount]:
     """Return the charges that a new split from ``valid_from`` on would move, by cost centre.
 
-    The amounts are of charged time until the start of the next later split. A code is empty for time without
-    a cost centre.
+    Only charged time counts. If a later split exists, time after its start does not count. A code is empty
+    for time without a cost centre.
     """
     later = [period.start for period in _periods(payer) if period.start > valid_from]
     lines = Charge.objects.filter(_of_payer(payer), start__gte=valid_from)
@@ -141,9 +140,9 @@ def _of_payer(payer: Payer) -> Q:
 
 
 def _wrong_pieces(payer: Payer, period: SplitPeriod, since: datetime, limit: int) -> Iterable[list[Charge]]:
-    """Return the standing lines of about ``limit`` wrong lines of a period, by piece.
+    """Return the pieces that have about ``limit`` wrong lines of a period. Reversed lines are left out.
 
-    A piece is rewritten as a whole: parts of another split have other remainders.
+    A piece is rewritten as a whole, because its lines are the rounded parts of one amount.
     """
     if limit <= 0:
         return []
@@ -171,7 +170,7 @@ def _siblings(lines: QuerySet[Charge], wrong: Sequence[Charge]) -> list[Charge]:
 
 
 def _rewritten(lines: Sequence[Charge], split: CostSplit, now: datetime) -> list[Charge]:
-    """Return the unsaved reversals of the lines of one piece, and its lines by ``split``."""
+    """Return unsaved lines: the reversals of the lines of one piece, and the new lines of ``split``."""
     first = lines[0]
     rows = [reversal_of(line, set(), now) for line in lines]
     parts = split_parts(

@@ -70,7 +70,7 @@ def test_the_migration_of_an_open_month_gives_the_sums_that_charging_keeps(rates
     execute(LATER_COLUMNS, migration.OPEN_MONTHS, migration.LINE_CENTS, migration.CELL_CENTS)
     charge_all_gpus(AFTER + dt.timedelta(minutes=1))
     after = contents()
-    # Ties go to the lowest id, so a cent may stand on another of two equal amounts.
+    # Of equal remainders, the one with the lowest id is rounded up. The migration assigns other ids.
     assert [len(rows) for rows in after] == [len(rows) for rows in before]
     assert sums() == sums(StatementLine.objects.filter(statement__month=MARCH))
     assert sums()["charged_cents"] == charges_by("team", MARCH).charged

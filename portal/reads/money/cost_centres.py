@@ -142,7 +142,7 @@ def visible_payers(viewer: User) -> list[Project | Pool]:
     """Return the visible projects, then the visible dedicated pools.
 
     A viewer who sees all charges also gets the projects of removed teams and the removed pools that have no
-    cost centre. Without one, their lines would keep a month open.
+    cost centre. Their lines keep a month open until they have one.
     """
     projects = Q(pk__in=policy.visible_projects(viewer).values("pk"))
     pools = Q(pk__in=policy.visible_pools(viewer).values("pk"))

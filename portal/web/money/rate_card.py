@@ -25,7 +25,7 @@ from portal.wording.pages import money_pages
 
 @sign_in_required
 def rate_card(request: HttpRequest) -> HttpResponseBase:
-    """Show prices, factors, currencies and refund limits with their dates; finance adds later ones.
+    """Show prices, factors, currencies and refund limits with their dates. A POST adds one of them.
 
     ``verb`` in a POST names the form; the form of a price has none.
     """

@@ -9,7 +9,8 @@ Array elements are separated by a comma and a space, and letters outside ASCII a
    proposed at, id of the proposer, totals, previous month, digest of the previous month]``
 2. ``["price", ...]``: each price that a charge line of the month refers to
 3. ``["factor", ...]``: each price factor that a charge line of the month refers to
-4. ``["cost centre", ...]``: each cost centre that was known at the close and begins before the month's end
+4. ``["cost centre", ...]``: each share of a split that existed at the close and is valid from a time before
+   the month's end
 5. ``["line", ...]``: each line of the statement
 6. ``["document", ...]``: the statement of each cost centre
 7. ``["charge", ...]``: each charge line of the month

@@ -57,7 +57,7 @@ async def test_a_report_is_answered_although_its_database_connection_breaks(
     def cut_once(
         host_id: int, frame: protocol.Observed, now: dt.datetime, faults: frozenset[str]
     ) -> protocol.Desired:
-        """Terminate the database connection after the report is sent and before its answer is read."""
+        """Break the database connection after the first sync, and sync again."""
         answer = real(host_id, frame, now, faults)
         if not cut:
             cut.append(cut_database_connections(database_url()))
