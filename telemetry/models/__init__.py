@@ -49,6 +49,7 @@ from telemetry.models.statements import (
     IdlePayer,
     Statement,
     StatementLine,
+    StatementLineDay,
     StatementState,
 )
 
@@ -94,6 +95,7 @@ __all__ = [
     "SettledStateChange",
     "Statement",
     "StatementLine",
+    "StatementLineDay",
     "StatementState",
     "Stray",
     "UNMAPPED_LINE",

@@ -217,6 +217,28 @@ class ChargeCell(LedgerSums):
         indexes = [models.Index(fields=["user", "statement"], name="charge_cells_of_a_person")]
 
 
+class StatementLineDay(models.Model):
+    """The part of a statement line that one day caused: the sum of the line's cells of that day.
+
+    It is written with the cents of the cells. Pages read the spending of days from it, because a line has far
+    fewer days than cells. Once the statement is closed, a trigger rejects changes.
+    """
+
+    line = models.ForeignKey(StatementLine, on_delete=models.CASCADE, related_name="days", db_index=False)
+    statement = models.ForeignKey(
+        Statement, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
+    )
+    day = models.DateField(help_text="billing day of the use, also in a correction")
+    slot_seconds = models.BigIntegerField()
+    charged_cents = CurrencyAmountField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["line", "day"], name="one_row_per_statement_line_and_day"),
+        ]
+        indexes = [models.Index(fields=["statement", "day"], name="days_of_a_statement")]
+
+
 STATEMENT_TRANSITIONS: dict[str, frozenset[str]] = {
     StatementState.OPEN: frozenset({StatementState.CLOSING}),
     StatementState.CLOSING: frozenset({StatementState.CLOSED, StatementState.OPEN}),

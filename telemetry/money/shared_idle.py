@@ -172,6 +172,7 @@ def _write_team_line(
     row.due = True
     row.save(update_fields=["slot_seconds", "cost", "charged", "due"])
     row.cells.all().delete()
+    row.days.all().delete()
     ChargeCell.objects.bulk_create(
         [
             ChargeCell(

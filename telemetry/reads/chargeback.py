@@ -128,6 +128,14 @@ def charge_lines(month: date, lines: QuerySet[Charge] | None = None, **where: An
     return found.order_by("start", "pk")
 
 
+def charged_lines(prefix: str = "") -> Q:
+    """Return the filter of the statement lines that somebody pays, with their idle time that teams pay.
+
+    ``prefix`` is the path to the statement line, such as "line__" for cells.
+    """
+    return Q(**{f"{prefix}bucket__in": CHARGED_BUCKETS}) | Q(**{f"{prefix}idle_share": True})
+
+
 def charges_by(
     dimension: str,
     month: date,
@@ -219,7 +227,7 @@ def _group_sums(
     found = found.filter(**{column(name): value for name, value in where.items()})
     shared = Q(**{f"{line}idle_share": True})
     if charged_only:
-        found = found.filter(Q(**{f"{line}bucket__in": CHARGED_BUCKETS}) | shared)
+        found = found.filter(charged_lines(line))
     in_use = Q(**{f"{line}bucket": ChargeBucketChoices.USED})
     reserved = Q(**{f"{line}bucket": ChargeBucketChoices.RESERVED_UNUSED})
     rows = (

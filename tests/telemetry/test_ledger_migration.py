@@ -24,7 +24,12 @@ pytestmark = pytest.mark.django_db
 MARCH = dt.date(2026, 3, 1)
 AFTER = dt.datetime(2026, 4, 1, 2, 0, tzinfo=dt.UTC)
 migration = importlib.import_module("telemetry.migrations.0009_sums_of_earlier_charges")
-GUARDED_TABLES = ("telemetry_statement", "telemetry_statementline", "telemetry_chargecell")
+GUARDED_TABLES = (
+    "telemetry_statement",
+    "telemetry_statementline",
+    "telemetry_statementlineday",
+    "telemetry_chargecell",
+)
 SUM_COLUMNS = ("slot_seconds", "cost", "charged", "cost_cents", "charged_cents", "used_cents", "idle_cents")
 
 
@@ -66,7 +71,11 @@ def test_the_migration_of_an_open_month_gives_the_sums_that_charging_keeps(rates
     random_month(rates, random.Random(2))
     charge_all_gpus(AFTER)
     before = contents()
-    execute("DELETE FROM telemetry_chargecell", "DELETE FROM telemetry_statementline")
+    execute(
+        "DELETE FROM telemetry_statementlineday",
+        "DELETE FROM telemetry_chargecell",
+        "DELETE FROM telemetry_statementline",
+    )
     execute(LATER_COLUMNS, migration.OPEN_MONTHS, migration.LINE_CENTS, migration.CELL_CENTS)
     charge_all_gpus(AFTER + dt.timedelta(minutes=1))
     after = contents()
@@ -94,6 +103,7 @@ def closed_by_version_0_1(rates: World) -> World:
     without_triggers(
         "DELETE FROM telemetry_chargecell WHERE statement_id IN"
         " (SELECT id FROM telemetry_statement WHERE state = 'closed')",
+        "DELETE FROM telemetry_statementlineday",
         "DELETE FROM telemetry_statementline WHERE shared_out",
         "UPDATE telemetry_statementline SET pool_id = NULL, team_id = NULL, project_id = NULL,"
         " idle_share = false, slot_seconds = 0, cost = 0, charged = 0 WHERE gpu_hours IS NOT NULL",
