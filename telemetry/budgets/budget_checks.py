@@ -20,6 +20,7 @@ from scheduler.services.budget_gates import close_budget_gate, open_budget_gate,
 from telemetry.budgets.accruals import uncharged_spend
 from telemetry.budgets.budget_forecasts import refresh_budget_forecasts
 from telemetry.budgets.budget_periods import next_period, period_end, period_of
+from telemetry.budgets.organisation_forecast import refresh_organisation_forecast
 from telemetry.budgets.spending import period_spend, scope_of
 from telemetry.core.amounts import MICRO, round_amount
 from telemetry.core.currencies import smallest_unit
@@ -37,8 +38,10 @@ def check_budgets(now: datetime) -> int:
 
     Spending includes the time since the last charge lines. Records an alert for each threshold that was
     passed. Closes the gates of exhausted budgets, and opens all other gates. If an exhausted budget has the
-    action STOP_RUNNING, the running work that it covers is stopped.
+    action STOP_RUNNING, the running work that it covers is stopped. Also
+    refreshes the forecast of all charges.
     """
+    refresh_organisation_forecast(now)
     budgets = list(current_budgets(now))
     forecasts = refresh_budget_forecasts(budgets, now)
     scopes = {scope_of(budget) for budget in budgets}

@@ -1,7 +1,7 @@
-"""The sums of statement lines per day, also of the months before."""
+"""The sums of statement lines per day, also of the months before, and the forecast of all charges."""
 
 from django.db import migrations, models
-from django.db.models import CASCADE, PROTECT
+from django.db.models import CASCADE, PROTECT, F, Q
 
 from scheduler.migrations._tables import ID, table
 from telemetry.models.amounts import CurrencyAmountField
@@ -60,6 +60,24 @@ class Migration(migrations.Migration):
                 models.UniqueConstraint(fields=["line", "day"], name="one_row_per_statement_line_and_day")
             ],
             indexes=[models.Index(fields=["statement", "day"], name="days_of_a_statement")],
+        ),
+        table(
+            "OrganisationForecast",
+            id=ID,
+            month=models.DateField(unique=True, help_text="first day of the month"),
+            currency=models.CharField(max_length=3),
+            expected=CurrencyAmountField(),
+            low=CurrencyAmountField(),
+            high=CurrencyAmountField(),
+            past_periods=models.PositiveSmallIntegerField(default=0),
+            past_inside=models.PositiveSmallIntegerField(default=0),
+            as_of=models.DateTimeField(),
+            constraints=[
+                models.CheckConstraint(
+                    condition=Q(low__lte=F("expected")) & Q(expected__lte=F("high")),
+                    name="the_forecast_of_all_is_inside_its_range",
+                )
+            ],
         ),
         migrations.RunSQL(EARLIER_DAYS, migrations.RunSQL.noop),
         migrations.RunSQL(GUARDS),

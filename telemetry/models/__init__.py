@@ -11,6 +11,7 @@ from telemetry.models.budgets import (
     BudgetForecast,
     BudgetMeasure,
     BudgetPeriod,
+    OrganisationForecast,
 )
 from telemetry.models.charges import (
     UNMAPPED_LINE,
@@ -80,6 +81,7 @@ __all__ = [
     "HostHoursRecorded",
     "IdlePayer",
     "MAX_FORGIVEN_MINUTES",
+    "OrganisationForecast",
     "Price",
     "PriceFactor",
     "RefundLimit",

@@ -101,6 +101,30 @@ class BudgetForecast(models.Model):
         ]
 
 
+class OrganisationForecast(models.Model):
+    """The newest forecast of all charges at the end of a month, in the currency of the month.
+
+    The columns have the meaning of those of BudgetForecast. Only the present month is forecast.
+    """
+
+    month = models.DateField(unique=True, help_text="first day of the month")
+    currency = models.CharField(max_length=3)
+    expected = CurrencyAmountField()
+    low = CurrencyAmountField()
+    high = CurrencyAmountField()
+    past_periods = models.PositiveSmallIntegerField(default=0)
+    past_inside = models.PositiveSmallIntegerField(default=0)
+    as_of = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(low__lte=models.F("expected")) & Q(expected__lte=models.F("high")),
+                name="the_forecast_of_all_is_inside_its_range",
+            ),
+        ]
+
+
 class BudgetAlert(models.Model):
     """An alert: the spending or its forecast passed a threshold of a budget. Each alert causes a notice."""
 
