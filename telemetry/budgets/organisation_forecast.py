@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 
-from django.db.models import F, Sum
+from django.db.models import Sum
 
 from scheduler.models import Team
 from telemetry.budgets.budget_forecasts import (
@@ -25,8 +25,8 @@ from telemetry.models import (
     BudgetMeasure,
     BudgetPeriod,
     OrganisationForecast,
+    StatementDay,
     StatementLine,
-    StatementLineDay,
 )
 from telemetry.money.billing_months import billing_calendar
 from telemetry.money.pricing.billing_currencies import currency_of_month
@@ -87,9 +87,9 @@ def month_range(
 
 def _daily_spend(currency: str, since: date) -> DailySpend:
     """Return the charges of each day since a day. A correction counts on the day that it corrects."""
-    days = StatementLineDay.objects.filter(day__gte=since, line__currency=currency)
-    rows = days.values(spent_on=F("day")).annotate(total=Sum("charged_cents")).order_by("spent_on")
-    return {row["spent_on"]: float(row["total"]) for row in rows}
+    days = StatementDay.objects.filter(day__gte=since, currency=currency)
+    rows = days.values_list("day").annotate(total=Sum("charged_cents")).order_by("day")
+    return {day: float(total) for day, total in rows}
 
 
 def _committed(currency: str, now: datetime, end: datetime) -> DailySpend:

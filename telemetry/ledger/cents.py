@@ -16,7 +16,7 @@ from django.db import connection
 
 from telemetry.core.amounts import round_amount
 from telemetry.core.currencies import decimals_of, smallest_unit
-from telemetry.ledger.days import UPDATE_DAYS, day_differences
+from telemetry.ledger.days import UPDATES_OF_DAYS, day_differences
 
 _CURRENCIES = """
 SELECT DISTINCT currency FROM telemetry_statementline WHERE statement_id = %(statement)s ORDER BY currency"""
@@ -137,7 +137,7 @@ def assign_cents(statement: int) -> None:
             unit = smallest_unit(values["currency"])
             values["cost_raised"] = round_amount(cost, unit) / unit - cost_floors
             values["charged_raised"] = round_amount(charged, unit) / unit - charged_floors
-            for query in (_ASSIGN_TO_LINES, _ASSIGN_TO_CELLS, UPDATE_DAYS, _SUM_OF_CELLS):
+            for query in (_ASSIGN_TO_LINES, _ASSIGN_TO_CELLS, *UPDATES_OF_DAYS, _SUM_OF_CELLS):
                 cursor.execute(query, values)
 
 

@@ -10,6 +10,14 @@ EARLIER_DAYS = """
 INSERT INTO telemetry_statementlineday (line_id, statement_id, day, slot_seconds, charged_cents)
 SELECT line_id, statement_id, day, sum(slot_seconds), sum(charged_cents)
 FROM telemetry_chargecell GROUP BY 1, 2, 3 ORDER BY 1, 3;
+
+INSERT INTO telemetry_statementday (statement_id, day, currency, slot_seconds, charged_cents)
+SELECT days.statement_id, days.day, line.currency,
+    coalesce(sum(days.slot_seconds)
+        FILTER (WHERE line.bucket IN ('used', 'reserved_unused') AND NOT line.idle_share), 0),
+    sum(days.charged_cents)
+FROM telemetry_statementlineday days JOIN telemetry_statementline line ON line.id = days.line_id
+GROUP BY 1, 2, 3 ORDER BY 1, 2, 3;
 SET CONSTRAINTS ALL IMMEDIATE;
 """
 
@@ -39,6 +47,18 @@ CREATE TRIGGER days_move_to_open_statements AFTER UPDATE ON telemetry_statementl
 CREATE TRIGGER days_leave_open_statements AFTER DELETE ON telemetry_statementlineday
     REFERENCING OLD TABLE AS changed FOR EACH STATEMENT
     EXECUTE FUNCTION telemetry_refuse_days_of_closed_statements();
+CREATE TRIGGER totals_of_days_are_added_to_open_statements AFTER INSERT ON telemetry_statementday
+    REFERENCING NEW TABLE AS changed FOR EACH STATEMENT
+    EXECUTE FUNCTION telemetry_refuse_days_of_closed_statements();
+CREATE TRIGGER totals_of_days_change_in_open_statements AFTER UPDATE ON telemetry_statementday
+    REFERENCING OLD TABLE AS changed FOR EACH STATEMENT
+    EXECUTE FUNCTION telemetry_refuse_days_of_closed_statements();
+CREATE TRIGGER totals_of_days_move_to_open_statements AFTER UPDATE ON telemetry_statementday
+    REFERENCING NEW TABLE AS changed FOR EACH STATEMENT
+    EXECUTE FUNCTION telemetry_refuse_days_of_closed_statements();
+CREATE TRIGGER totals_of_days_leave_open_statements AFTER DELETE ON telemetry_statementday
+    REFERENCING OLD TABLE AS changed FOR EACH STATEMENT
+    EXECUTE FUNCTION telemetry_refuse_days_of_closed_statements();
 """
 
 
@@ -60,6 +80,20 @@ class Migration(migrations.Migration):
                 models.UniqueConstraint(fields=["line", "day"], name="one_row_per_statement_line_and_day")
             ],
             indexes=[models.Index(fields=["statement", "day"], name="days_of_a_statement")],
+        ),
+        table(
+            "StatementDay",
+            id=ID,
+            day=models.DateField(help_text="billing day of the use, also in a correction"),
+            currency=models.CharField(max_length=3),
+            slot_seconds=models.BigIntegerField(help_text="of held and of reserved time"),
+            charged_cents=CurrencyAmountField(),
+            statement=models.ForeignKey("telemetry.statement", PROTECT, related_name="days"),
+            constraints=[
+                models.UniqueConstraint(
+                    fields=["statement", "day", "currency"], name="one_row_per_statement_day_and_currency"
+                )
+            ],
         ),
         table(
             "OrganisationForecast",

@@ -239,6 +239,26 @@ class StatementLineDay(models.Model):
         indexes = [models.Index(fields=["statement", "day"], name="days_of_a_statement")]
 
 
+class StatementDay(models.Model):
+    """The charges of one day on a statement: the sum of the days of all lines in one currency.
+
+    It is written together with the days of the lines. A day outside the month corrects an earlier month.
+    """
+
+    statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="days")
+    day = models.DateField(help_text="billing day of the use, also in a correction")
+    currency = models.CharField(max_length=3)
+    slot_seconds = models.BigIntegerField(help_text="of held and of reserved time")
+    charged_cents = CurrencyAmountField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["statement", "day", "currency"], name="one_row_per_statement_day_and_currency"
+            ),
+        ]
+
+
 STATEMENT_TRANSITIONS: dict[str, frozenset[str]] = {
     StatementState.OPEN: frozenset({StatementState.CLOSING}),
     StatementState.CLOSING: frozenset({StatementState.CLOSED, StatementState.OPEN}),

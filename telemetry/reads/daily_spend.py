@@ -8,7 +8,7 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import F, Q, QuerySet, Sum, Value
+from django.db.models import F, Q, QuerySet, Sum
 from django.db.models.functions import Coalesce
 
 from telemetry.core.charge_model import CHARGED_BUCKETS
@@ -63,16 +63,16 @@ def daily_spend(
             month=F("statement__month"),
             corrected=F("line__corrected_month"),
             line_currency=F("line__currency"),
-            group_key=F(_column(dimension)) if dimension else Value(None),
+            **({"group_key": F(_column(dimension))} if dimension else {}),
         )
         .annotate(seconds=Coalesce(Sum("slot_seconds", filter=held), 0), charged_sum=Sum("charged_cents"))
-        .order_by("month", "day", "group_key")
+        .order_by("month", "day", *(["group_key"] if dimension else []))
     )
     return [
         DaySpend(
             month=row["month"],
             day=row["day"],
-            key=row["group_key"],
+            key=row.get("group_key"),
             corrected_month=row["corrected"],
             currency=row["line_currency"],
             slot_seconds=row["seconds"],

@@ -14,7 +14,7 @@ from django.db import DatabaseError, connection, transaction
 from portal import policy
 from telemetry.core.amounts import ZERO
 from telemetry.ledger.cents import cent_differences
-from telemetry.models import ChargeCell, Statement, StatementLine, StatementLineDay
+from telemetry.models import ChargeCell, Statement, StatementDay, StatementLine, StatementLineDay
 from telemetry.money import statements
 from telemetry.money.charges import charge_all_gpus
 from telemetry.reads.chargeback import CHARGE_DIMENSIONS, charges_by
@@ -29,9 +29,13 @@ AFTER = dt.datetime(2026, 4, 1, 2, tzinfo=dt.UTC)
 migration = importlib.import_module("telemetry.migrations.0017_statement_line_days")
 
 
-def day_rows() -> list[tuple[Any, ...]]:
-    rows = StatementLineDay.objects.order_by("line", "day")
-    return list(rows.values_list("line", "statement", "day", "slot_seconds", "charged_cents"))
+def day_rows() -> list[list[Any]]:
+    """Return the days of lines and of statements."""
+    columns = ("statement", "day", "slot_seconds", "charged_cents")
+    return [
+        list(StatementLineDay.objects.order_by("line", "day").values_list(*columns, "line")),
+        list(StatementDay.objects.order_by("statement", "day", "currency").values_list(*columns, "currency")),
+    ]
 
 
 @pytest.fixture
@@ -77,15 +81,17 @@ def test_the_close_finds_a_day_that_differs_from_its_line(march: World) -> None:
     day = StatementLineDay.objects.filter(statement=statement, charged_cents__gt=0).first()
     assert day is not None
     StatementLineDay.objects.filter(pk=day.pk).update(charged_cents=day.charged_cents + 1)
-    [found] = cent_differences(statement.pk)
-    assert found.startswith(f"line {day.line_id}: charged ")
+    [of_line, of_day] = cent_differences(statement.pk)
+    assert of_line.startswith(f"line {day.line_id}: charged ")
+    assert of_day.startswith(f"day {day.day} in EUR: charged ")
 
 
 def test_the_days_of_a_closed_month_stay(march: World) -> None:
     statements.close_month(month=MARCH, closed_by=march.finance, now=AFTER)
     day = StatementLineDay.objects.filter(statement__month=MARCH).first()
     assert day is not None
-    before = day_rows()
+    [before, totals] = day_rows()
+    total = StatementDay.objects.filter(statement=day.statement)
     line = StatementLine.objects.create(statement=statements.get_or_create_statement(APRIL))
     days = StatementLineDay.objects.filter(statement=day.statement)
     new = {"day": APRIL, "slot_seconds": 0, "charged_cents": 0}
@@ -95,16 +101,21 @@ def test_the_days_of_a_closed_month_stay(march: World) -> None:
         lambda: days.delete(),
         lambda: days.create(line=day.line, statement=day.statement, **new),
         lambda: StatementLineDay.objects.filter(pk=moved.pk).update(statement=day.statement),
+        lambda: total.update(charged_cents=0),
+        lambda: total.delete(),
+        lambda: total.create(statement=day.statement, currency="JPY", **new),
     ):
         with pytest.raises(DatabaseError, match="closed, nothing changes its days"), transaction.atomic():
             change()
-    assert [row for row in day_rows() if row[1] == day.statement_id] == before
+    moved.delete()
+    assert day_rows() == [before, totals]
 
 
 def test_the_migration_fills_the_days_of_open_and_closed_months(march: World) -> None:
     before = day_rows()
-    assert before
+    assert all(before)
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM telemetry_statementlineday")
+        cursor.execute("DELETE FROM telemetry_statementday")
         cursor.execute(migration.EARLIER_DAYS)
     assert day_rows() == before

@@ -28,6 +28,7 @@ GUARDED_TABLES = (
     "telemetry_statement",
     "telemetry_statementline",
     "telemetry_statementlineday",
+    "telemetry_statementday",
     "telemetry_chargecell",
 )
 SUM_COLUMNS = ("slot_seconds", "cost", "charged", "cost_cents", "charged_cents", "used_cents", "idle_cents")

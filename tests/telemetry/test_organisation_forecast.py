@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-from decimal import Decimal
 
 import pytest
 
 from telemetry.budgets.budget_checks import check_budgets
-from telemetry.models import Budget, BudgetForecast, OrganisationForecast
+from telemetry.models import OrganisationForecast
 from telemetry.money.charges import charge_all_gpus
 from telemetry.reads.chargeback import charges_by
 from tests.telemetry.rows import at, hold, reservation, workload
@@ -38,13 +37,6 @@ def test_all_charges_are_forecast_once_three_whole_days_are_known(rates: World) 
     assert OrganisationForecast.objects.get().as_of == at(13, day=5)
 
 
-def test_all_charges_are_forecast_like_the_budget_of_the_only_team_that_spends(rates: World) -> None:
-    budget = Budget.objects.create(team=rates.language.team, month=MARCH, amount="60.00")
-    spend_ten_hours(rates)
-    check_budgets(at(12, day=5))
-    assert OrganisationForecast.objects.get().expected == BudgetForecast.objects.get(budget=budget).expected
-
-
 def test_the_forecast_of_all_charges_includes_booked_reservations(rates: World) -> None:
     spend_ten_hours(rates)
     check_budgets(at(12, day=5))
@@ -52,4 +44,4 @@ def test_the_forecast_of_all_charges_includes_booked_reservations(rates: World) 
     booked = units_of(rates.hosts["alpha"])[1:3]
     reservation(rates, rates.vision, booked, at(0, day=20), at(0, day=22))
     check_budgets(at(14, day=5))
-    assert OrganisationForecast.objects.get().expected > before + Decimal(100)
+    assert OrganisationForecast.objects.get().expected > before + 50
