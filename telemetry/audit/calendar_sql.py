@@ -17,7 +17,8 @@ def zone_of(month: str) -> str:
 def midnight(day: str, zone: str) -> str:
     """Return SQL for the first moment that begins a local day.
 
-    PostgreSQL takes the second one if clocks are set back over midnight, so earlier moments are tried, too.
+    If clocks are set back over midnight, a local day begins twice. PostgreSQL returns the second moment, so
+    the query also tries earlier moments.
     """
     return f"""(SELECT min(moment) FROM generate_series(0, 12) AS quarter
         CROSS JOIN LATERAL (SELECT {day}::timestamp AT TIME ZONE {zone}
@@ -26,7 +27,10 @@ def midnight(day: str, zone: str) -> str:
 
 
 def month_start(month: str) -> str:
-    """Return SQL for the start of a billing month: the end of the month before, in its zone."""
+    """Return SQL for the start of a billing month.
+
+    It is the end of the previous month in the time zone of the previous month.
+    """
     return midnight(month, zone_of(f"({month} - interval '1 month')::date"))
 
 

@@ -1,16 +1,16 @@
-"""Compute from the facts how the time of each GPU must be divided, in SQL.
+"""Compute in SQL how the facts divide the time of each GPU into buckets.
 
-``FACTS_SQL`` is a list of common table expressions. Times are whole seconds since 1970 (UTC), rounded down.
-A day is the number of days since 1970; ``calendar`` has its start and end. Slots are numbered through all
-GPUs, 840 for each GPU.
+``FACTS_SQL`` is a list of common table expressions. Times are whole seconds since 1970 (UTC), rounded down. A
+day is the number of days since 1970; ``calendar`` has its start and end. Slots are numbered across all GPUs.
+Each GPU has 840 slots.
 
-The main idea: a row of ``expected`` adds ``n`` slots to a key over ``[s, e)``. The key is the GPU, the day,
-the bucket, the allocation and the reservation. The sum of all rows of a key is its number of slots at any
-time. Slots may be added by one row and taken away by another, so no query has to walk through time.
+Each row of ``expected`` adds ``n`` slots to a key during ``[s, e)``. The key is the GPU, the day, the bucket,
+the allocation and the reservation. At any time, the sum of ``n`` is the number of slots of this key. A row
+with a negative ``n`` subtracts slots that another row adds. So no query has to process the events in order of
+time.
 
 Parameters: ``start`` and ``end`` (the month), ``first`` (start of the first audited day), ``over`` (True if
-the month is over), ``month``,
-    and ``low_gpu`` and ``high_gpu`` (the first and the last GPU). The rules for lost
+the month is over), ``month``, ``low_gpu`` and ``high_gpu`` (the first and the last GPU). The rules for lost
 work are ``preemption_codes``, ``hardware_codes`` and ``forgiven_minutes``.
 """
 

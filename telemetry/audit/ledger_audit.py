@@ -1,10 +1,11 @@
 """Audit a month of the ledger: recompute it from the facts and report each difference.
 
 The computation is SQL of its own. It shares no code and no intermediate rows with charging, so an error in
-charging cannot hide itself. A contract of import-linter keeps it so.
+charging cannot hide itself. An import-linter contract enforces this.
 
-The audit covers the time of the month, with the corrections on later statements. It also covers earlier days
-that the statement of the month corrects. Names are not compared: they are copies from the time of writing.
+The audit covers the month, including its corrections on later statements. It also covers earlier days that
+the statement of the month corrects. Names are not compared, because a line keeps the names that were in use
+when it was written.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from django.db import connection, transaction
 from telemetry.audit.calendar_sql import MONTH_BOUNDS_SQL
 from telemetry.audit.ledger_sql import AUDIT_SQL, FIRST_DAY_SQL, LATER_LINES_SQL
 
-# The rows of one statement stay in memory. Each statement reads all runs and workloads once.
+# A larger SQL statement needs more memory for its rows. A smaller one costs time, because each statement
+# reads all runs and workloads.
 GPUS_PER_STATEMENT = 1_000
-# Common table expressions have no statistics. Without nested loops, a wrong estimate costs little.
+# PostgreSQL has no statistics about common table expressions, so it may choose a bad plan. Without nested
+# loops, a bad plan costs little.
 PLANNER_SETTINGS = {"enable_nestloop": "off", "work_mem": "256MB", "jit": "off"}
 # The rules for lost work. Charging has its own copies, and a test compares them.
 PREEMPTION_CODES = [
@@ -34,14 +37,14 @@ PREEMPTION_CODES = [
 ]
 HARDWARE_CODES = ["gpu_error", "host_lost", "lease_lost", "prolog_failed", "host_full", "gpu_unreadable"]
 DAY_MARGIN = timedelta(days=2)
-DEFAULT_FORGIVEN_MINUTES = 60  # limit of a pool without a refund limit
+DEFAULT_FORGIVEN_MINUTES = 60  # applies to a pool without a refund limit
 
 
 @dataclass(frozen=True)
 class LedgerDifference:
     """A difference between the ledger and the facts.
 
-    ``line`` is the id of the charge line; None if time of a GPU has no line. ``fact`` names the row that
+    ``line`` is the id of the charge line; None if no line covers the time. ``fact`` names the row that
     contradicts the line. ``check`` is time, owner, amount, reversal, form or month. For the check ``time``,
     ``field`` is the bucket, and ``found`` and ``expected`` are numbers of slots.
     """
@@ -87,7 +90,7 @@ def audit_ledger(month: date, now: datetime) -> Iterator[LedgerDifference]:
         values["start"], values["end"] = cursor.fetchone()
         values["over"] = now >= values["end"]
         cursor.execute(FIRST_DAY_SQL, values)
-        # The earliest day of a line on this statement. The margin covers a line with a wrong day.
+        # The earliest day of the lines on this statement. The margin allows for lines with a wrong day.
         values["first_day"] = (cursor.fetchone()[0] or month) - DAY_MARGIN
         values["first"] = datetime.combine(values["first_day"], time(), UTC) - DAY_MARGIN
         cursor.execute("SELECT id FROM scheduler_gpu ORDER BY id")
@@ -102,7 +105,7 @@ def audit_ledger(month: date, now: datetime) -> Iterator[LedgerDifference]:
 
 
 def _set_planner(cursor: Any, settings: dict[str, str]) -> dict[str, str]:
-    """Change settings of the planner for this transaction. Return the earlier values."""
+    """Change settings of PostgreSQL's planner for this transaction. Return the earlier values."""
     before = {}
     for name, value in settings.items():
         cursor.execute("SELECT current_setting(%s)", [name])

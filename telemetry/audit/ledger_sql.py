@@ -3,8 +3,8 @@
 The statement returns one row for each difference: the check, the line (NULL if no line exists), the GPU, the
 start and end in seconds since 1970, the field, the value in the ledger, the value by the facts, and the fact.
 
-Amounts are integers here: millionths of the currency. Every product stays below 2**63, because a division
-is made in two steps: ``T*w/W = (T/W)*w + (T mod W)*w/W``.
+Amounts are integers here: millionths of the currency. A division is made in two steps, so that every product
+stays below 2**63: ``T*w/W = (T/W)*w + (T mod W)*w/W``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from telemetry.audit.shares_sql import PIECE_COLUMNS, SHARES_SQL, WHOLE
 
 
 def value_since_price(moment: str, per_hour: str) -> str:
-    """Return SQL for the value from the start of the price to ``moment``, in millionths.
+    """Return SQL for the value of a whole GPU from the start of the price until ``moment``.
 
-    The value is rounded to the nearest integer, and ties to the even integer. ``per_hour`` is in millionths.
+    The value and ``per_hour`` are in millionths. The value is rounded to the nearest integer; a tie is
+    rounded to the even integer.
     """
     hours, rest = f"(({moment} - since) / 3600)", f"(mod({moment} - since, 3600) * {per_hour})"
     whole = f"({hours} * {per_hour} + {rest} / 3600)"
@@ -237,10 +238,11 @@ owner_differences AS (
 )
 """
 
-# Lines of one charging run are priced together: all lines of a GPU, a day and a price that were written at
-# the same time. An outage of more than a week is charged in several steps. Such a step begins where a line
-# continues the line before it without a change. A correction is priced over all lines that it replaces, and
-# keeps their cost. Its lines are written after its reversals, so the ids show which lines belong together.
+# A charging run prices all lines of one GPU, day and price together. These lines have the same
+# ``created_at``. After an outage of more than a week, charging works in several steps. A line that only
+# continues the previous line is the first line of a new step. A correction keeps the total cost of the lines
+# that it replaces. The ids show which lines belong to a correction: its reversals come first, then its new
+# lines.
 AMOUNTS_SQL = f"""
 originals AS (
     SELECT *, count(*) OVER (PARTITION BY gpu, created_at, day, price) AS members
@@ -444,12 +446,12 @@ UNION ALL SELECT * FROM month_differences
 ORDER BY 3, 4, 2, 1, 6
 """
 
-# Lines on a statement of a month before their own time.
+# Lines that are on the statement of an earlier month than the month of their time.
 LATER_LINES_SQL = f"""
 SELECT 'month', id, gpu_id, {seconds("start")}, {seconds('"end"')}, 'month', month::text,
     date_trunc('month', day)::date::text, 'line ' || id
 FROM telemetry_charge WHERE month = %(month)s AND start >= %(end)s ORDER BY 3, 4, 2
 """
 
-# The day of the earliest line that the statement of the month corrects.
+# The earliest day that the statement of the month corrects.
 FIRST_DAY_SQL = "SELECT min(day) FROM telemetry_charge WHERE month = %(month)s AND start < %(start)s"

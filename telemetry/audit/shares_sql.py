@@ -1,6 +1,6 @@
-"""Compare the cost centres of charge lines, and the part of each, with the splits, in SQL.
+"""Compare the cost centres and shares of charge lines with the splits, in SQL.
 
-A piece of time that several cost centres share has one line for each of them.
+If several cost centres share a piece of time, each cost centre has a line for this piece.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ PIECE_COLUMNS = (
     " reversal, month, created_at"
 )
 
-# Who pays, and the part of each cost centre. Of several splits of one payer and date, the newest counts.
+# The cost centres that must pay, and their shares. If a payer has several splits with the same date, the
+# newest split applies.
 SHARES_SQL = f"""
 splits AS (
     SELECT project, pool, valid_from, created_at, first_share, wanted,

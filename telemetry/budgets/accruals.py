@@ -1,6 +1,7 @@
 """Calculate the spending of running work and of reservations since their last charge lines.
 
-Charge lines of time that goes on without a change are written each hour or day. Budgets do not wait for them.
+While nothing changes on a GPU, charging writes a line only once an hour or once a day. Budgets do not wait
+for this line.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ SECONDS_PER_HOUR = 3600
 
 
 def uncharged_spend(scopes: Collection[SpendScope], measure: str, now: datetime) -> dict[SpendScope, Decimal]:
-    """Return the money or GPU-hours up to ``now`` that no charge line has yet, for each scope.
+    """Return the spending up to ``now`` that is not in charge lines yet, by scope.
 
-    Prices and cost centres are those in force now. The whole time of a bound unit counts, whether used or
-    not, so work inside a reservation does not. Runs a fixed number of queries.
+    ``measure`` selects money or GPU-hours. The prices and cost centres in force now apply. A bound unit
+    counts for its whole time, used or not, so work inside a reservation is not counted again. Runs a fixed
+    number of queries.
     """
     card, factors, splits = load_rate_card(), load_price_factors(), load_all_splits()
     in_money = measure == BudgetMeasure.MONEY
@@ -66,8 +68,8 @@ def _uncharged_time(
 ) -> Iterator[tuple[int, int, int, str, Decimal, tuple[int, str] | None]]:
     """Yield the time of each held or bound unit since its last charge line.
 
-    The values are team, project, pool, model, GPU-hours, and (priority, type) of the work; None for a bound
-    unit, whose price has no factor.
+    The values are team, project, pool, model, GPU-hours, and (priority, type) of the work. A bound unit has
+    None instead of (priority, type), because its price has no factor.
     """
     held: QuerySet[Any] = Allocation.objects.filter(reservation__isnull=True)
     bound: QuerySet[Any] = BoundUnit.objects.all()

@@ -1,7 +1,7 @@
 """Compare spending with budgets: record alerts at thresholds, and close or open the budget gates.
 
-A closed budget gate acts on a team or project with an exhausted budget: it refuses new work, or it stops
-borrowing. If the budget says so, running work is stopped too.
+If the budget of a team or project is exhausted, its gate is closed: the gate refuses new work or prevents
+borrowing. An exhausted budget can also stop running work.
 """
 
 from __future__ import annotations
@@ -75,10 +75,11 @@ def budget_spend(budget: Budget) -> Decimal:
 
 
 def _set_gates(exhausted: Sequence[tuple[Budget, Decimal]], now: datetime) -> None:
-    """Close the gates of exhausted budgets, given with their spending, and open all other gates.
+    """Close the gates of exhausted budgets, and open all other gates.
 
-    If several budgets close the same gate, the gate names the budget whose period ends last. If there are
-    several such budgets, it names the money budget.
+    ``exhausted`` has each exhausted budget with its spending. If several budgets close the same gate, the
+    gate names the budget whose period ends last. If several of these periods end together, the gate names a
+    budget in money.
     """
     paid = _projects_by_cost_centre(now)
     required: dict[GateKey, tuple[Budget, Decimal]] = {}
@@ -136,8 +137,8 @@ def _gate_owners(
 ) -> list[tuple[int | None, int | None]]:
     """Return the owners of the gates of a budget, as pairs of team id and project id.
 
-    The budget of a cost centre closes a gate for each project that it pays for now, in full or in part.
-    ``projects`` has the ids of these projects by code.
+    The budget of a cost centre closes a gate for each project for which the cost centre pays now, in full or
+    in part. ``projects`` has the ids of these projects by the code of the cost centre.
     """
     if not budget.cost_centre:
         return [(budget.team_id, budget.project_id)]
@@ -157,7 +158,7 @@ def _projects_by_cost_centre(now: datetime) -> dict[str, list[int]]:
 def _record_alerts(budget: Budget, spent: Decimal, forecast: BudgetForecast | None, now: datetime) -> int:
     """Record an alert for each threshold that was passed for the first time. Return the number of new alerts.
 
-    A forecast above the budget is also recorded, as a forecast of 100 percent.
+    If the forecast is above the budget, an alert about a forecast of 100 percent is recorded too.
     """
     passed = [
         (step, False) for step in ALERT_PERCENTS if spent * 100 >= budget.amount * step and budget.amount > 0
@@ -182,7 +183,7 @@ def _record_alerts(budget: Budget, spent: Decimal, forecast: BudgetForecast | No
 def _open_unneeded_gates(required_gates: set[GateKey]) -> None:
     """Open every closed gate that is not in ``required_gates``: (team id, project id, action).
 
-    The budget of such a gate is no longer exhausted, because the budget changed or its period is over.
+    No exhausted budget requires such a gate now.
     """
     gates = BudgetGate.objects.values_list("team", "project", "action")
     for team, project, action in set(gates) - required_gates:

@@ -16,16 +16,17 @@ from telemetry.core.spend_forecast import SpendForecast, SpendPeriod, forecast_s
 from telemetry.models import Budget, BudgetForecast
 from telemetry.money.billing_months import billing_calendar
 
-FORECAST_INTERVAL = timedelta(hours=1)  # charges are written at each full hour
+FORECAST_INTERVAL = timedelta(hours=1)
 HISTORY_DAYS = 400  # 13 months
 MIN_KNOWN_DAYS = 3  # a forecast from fewer whole days is not reliable
 
 
 def refresh_budget_forecasts(budgets: Iterable[Budget], now: datetime) -> dict[int, BudgetForecast]:
-    """Return the forecast of each budget by budget id. Store those that are missing or older than an hour.
+    """Return the forecast of each budget by budget id.
 
-    The periods of ``budgets`` contain ``now``. A budget whose owner has spent nothing, or only in the last
-    days, has no forecast.
+    Forecasts that are missing or older than an hour are made again and stored. The periods of ``budgets``
+    contain ``now``. If the owner of a budget has spent nothing, or began to spend less than MIN_KNOWN_DAYS
+    ago, the budget has no forecast.
     """
     budgets = list(budgets)
     stored = BudgetForecast.objects.in_bulk([budget.pk for budget in budgets])
@@ -44,7 +45,7 @@ def refresh_budget_forecasts(budgets: Iterable[Budget], now: datetime) -> dict[i
 
 
 def _forecasts(budgets: list[Budget], measure: str, end: datetime, now: datetime) -> Iterable[BudgetForecast]:
-    """Yield the forecasts of budgets with one measure and one end of their period."""
+    """Yield the forecasts of budgets with the same measure and the same end of the period."""
     scopes = {scope_of(budget) for budget in budgets}
     spent = daily_spend(scopes, measure, now - timedelta(days=HISTORY_DAYS))
     committed = committed_spend(scopes, measure, now, end)
@@ -55,7 +56,8 @@ def _forecasts(budgets: list[Budget], measure: str, end: datetime, now: datetime
             continue
         forecast = forecast_period(spent[scope], committed[scope], budget.period, now)
         start, following = budget.month, next_period(budget.period, budget.month)
-        # Corrections of earlier periods are spending of this period, but not of its days.
+        # A correction of an earlier period counts as spending of this period, but belongs to none of its
+        # days.
         known = sum(amount for day, amount in spent[scope].items() if start <= day < following)
         unit = smallest_unit(scope.currency)
         other = period_spend(scope, measure, start, following) - Decimal(str(known))
@@ -86,9 +88,9 @@ def forecast_period(spent: DailySpend, committed: DailySpend, period: str, now: 
 
 
 def _past_periods(period: str, current: SpendPeriod, since: date) -> list[SpendPeriod]:
-    """Return the earlier periods that are known completely, each up to the day that ``current`` has reached.
+    """Return the earlier periods whose spending is completely known, for a comparison with ``current``.
 
-    A period that is shorter than this is left out.
+    Each period is cut off after as many days as ``current`` has had. Shorter periods are left out.
     """
     elapsed = current.known_until - current.start
     found = []

@@ -16,17 +16,17 @@ def period_of(period: str, day: date) -> date:
 
 
 def next_period(period: str, first: date) -> date:
-    """Return the first day of the period that follows the one that begins at ``first``."""
+    """Return the first day of the next period after the period that begins at ``first``."""
     return _add_months(first, MONTHS_PER_PERIOD[period])
 
 
 def previous_period(period: str, first: date) -> date:
-    """Return the first day of the period before the one that begins at ``first``."""
+    """Return the first day of the last period before the period that begins at ``first``."""
     return _add_months(first, -MONTHS_PER_PERIOD[period])
 
 
 def period_end(period: str, first: date) -> datetime:
-    """Return the end of the period: the start of the next one."""
+    """Return the end of the period that begins at ``first``. The next period starts then."""
     return billing_calendar().month_bounds(next_period(period, first))[0]
 
 

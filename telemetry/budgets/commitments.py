@@ -1,4 +1,4 @@
-"""Estimate the spending that is already certain: of running work and of booked reservations."""
+"""Estimate the certain future spending: that of running work and of booked reservations."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def committed_spend(
 ) -> dict[SpendScope, DailySpend]:
     """Return the certain spending of each day from ``now`` to ``end``, for each scope.
 
-    It is the spending of running work until its expected end, and of booked reservations for their window.
-    Prices are those in force now. A reservation that names no model counts with its cheapest one. The number
-    of queries does not depend on the number of scopes.
+    Running work counts until its expected end, a booked reservation for its whole window. The prices in force
+    now apply. A reservation counts with the cheapest model that it accepts. The number of queries does not
+    depend on the number of scopes.
     """
     card = load_rate_card()
     splits = load_all_splits()
@@ -68,9 +68,9 @@ def hours_by_day(start: datetime, end: datetime) -> Iterator[tuple[date, float]]
 
 
 def _shares_by_owner(commitment: _Commitment, split: CostSplit, currency: str) -> dict[SpendScope, float]:
-    """Return the owners of a commitment with the part of it that each pays, from 0 to 1.
+    """Return the part of a commitment that counts for each owner, from 0 to 1.
 
-    The team and the project pay all of it, and the cost centres their shares.
+    The whole commitment counts for the team and the project. For a cost centre, its share counts.
     """
     owners = dict.fromkeys(owners_of(commitment.team, commitment.project, "", currency), 1.0)
     for share in split:
@@ -82,7 +82,7 @@ def _shares_by_owner(commitment: _Commitment, split: CostSplit, currency: str) -
 def _running_work(card: RateCard, now: datetime, end: datetime) -> Iterator[_Commitment]:
     """Yield the commitment of each running allocation. Work inside a reservation is left out.
 
-    The whole window of a reservation is charged, whether used or not.
+    It costs nothing more, because the whole window of a reservation is charged, whether used or not.
     """
     held = Allocation.objects.filter(period__upper_inf=True, reservation__isnull=True)
     columns = (

@@ -1,4 +1,4 @@
-"""Read the spending of teams, projects and cost centres: of a period, and of each day."""
+"""Read the spending of teams, projects and cost centres in a period or on each day."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DailySpend = dict[date, float]
 class SpendScope:
     """The owner of spending: a team or a project by id, or a cost centre by code. Exactly one is given.
 
-    Spending in money is that in ``currency``. For GPU-hours the currency has no meaning; it is the default.
+    Only spending in ``currency`` counts. Spending in GPU-hours has no currency; the default stands for it.
     """
 
     team: int | None = None
@@ -41,8 +41,8 @@ def scope_of(budget: Budget) -> SpendScope:
 def period_spend(scope: SpendScope, measure: str, start: date, end: date) -> Decimal:
     """Return the charged money or GPU-hours on the statements of the months in ``[start, end)``.
 
-    Money is the amount on the statements: with corrections of earlier months and shares of idle time.
-    GPU-hours do not include corrections of months before ``start``. ``measure`` is a value of BudgetMeasure.
+    Money includes corrections of earlier months and shares of idle time. GPU-hours do not include corrections
+    of months before ``start``. ``measure`` is a value of BudgetMeasure.
     """
     lines = StatementLine.objects.filter(statement__month__gte=start, statement__month__lt=end)
     lines = lines.filter(_scope_filter([scope]))

@@ -9,9 +9,10 @@ from telemetry.models import CostCentre, CostCentreStatement
 
 
 def cost_centre_labels(codes: Iterable[str] | None = None) -> dict[str, str]:
-    """Return code and name of each cost centre as one text, such as ``CC-4110 Imaging research``, by code.
+    """Return a label for each cost centre, such as ``CC-4110 Imaging research``, by code.
 
-    Without ``codes``, all cost centres are returned. A code that is not in the directory is its own label.
+    Without ``codes``, all cost centres are returned. If a code is not in the directory, the code is the
+    label.
     """
     rows = CostCentre.objects.all()
     wanted = None if codes is None else {code for code in codes if code}
@@ -22,7 +23,7 @@ def cost_centre_labels(codes: Iterable[str] | None = None) -> dict[str, str]:
 
 
 def labels_at_close(month: date, codes: Iterable[str]) -> dict[str, str]:
-    """Return the labels of cost centres with the names of the close of ``month``, by code."""
+    """Return the labels of cost centres by code, with the names that they had when ``month`` was closed."""
     wanted = {code for code in codes if code}
     rows = CostCentreStatement.objects.filter(statement__month=month, cost_centre__in=wanted)
     labels = {code: f"{code} {name}".rstrip() for code, name in rows.values_list("cost_centre", "name")}

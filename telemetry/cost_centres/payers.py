@@ -11,7 +11,7 @@ from telemetry.models import CostCentreShare
 
 
 def periods_of(code: str) -> list[tuple[Payer, SplitPeriod]]:
-    """Return the periods in which a cost centre pays, with the payer, in order of time. Runs two queries."""
+    """Return (payer, period) of each split with a cost centre, in order of time. Runs two queries."""
     payers, splits = _splits_with(code)
     found = [
         (payer, period)
@@ -28,7 +28,7 @@ def paid_from(code: str, moment: datetime) -> set[Payer]:
 
 
 def unsettled_payers(before: datetime) -> set[Payer]:
-    """Return the payers with a change of cost centres before a time that charging has not yet applied."""
+    """Return the payers with a split that begins before a time and that charging has not applied yet."""
     rows = CostCentreShare.objects.filter(settledshare=None, valid_from__lt=before)
     return {Payer(project, pool) for project, pool in rows.values_list("project_id", "pool_id")}
 

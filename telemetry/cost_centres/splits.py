@@ -1,4 +1,4 @@
-"""Read the splits of projects and dedicated pools: which cost centres pay which share, from a date on."""
+"""Read the splits of projects and dedicated pools: the cost centres that pay, and their shares."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CostSplits:
     """The splits of payers over time."""
 
     def __init__(self, rows: Iterable[CostCentreShare]) -> None:
-        """Group the rows by payer and date. Of several splits with one date, the newest counts."""
+        """Group the rows by payer and date. If several splits have the same date, the newest applies."""
         newest: dict[Payer, dict[datetime, datetime]] = defaultdict(dict)
         shares: dict[tuple[Payer, datetime, datetime], list[CostShare]] = defaultdict(list)
         for row in rows:
@@ -51,7 +51,7 @@ class CostSplits:
         }
 
     def at(self, payer: Payer, moment: datetime) -> CostSplit:
-        """Return the split in force at ``moment``; UNMAPPED before the first."""
+        """Return the split in force at ``moment``. Before the first split, return UNMAPPED."""
         place = bisect_right(self._starts.get(payer, ()), moment)
         return self._splits[payer][place - 1] if place else UNMAPPED
 

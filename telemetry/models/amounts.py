@@ -1,4 +1,4 @@
-"""Define the column of amounts in the smallest unit of their currency."""
+"""Define the database column for amounts that keep the decimals of their currency."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CurrencyAmountField(models.DecimalField):  # type: ignore[type-arg]
         super().__init__(**{**options, "max_digits": 17, "decimal_places": 3})
 
     def deconstruct(self) -> Any:
-        """Leave out the limits, which are the same for each column."""
+        """Keep the limits out of migrations. They are the same for each column."""
         name, path, args, options = super().deconstruct()
         return (
             name,

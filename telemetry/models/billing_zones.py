@@ -10,8 +10,8 @@ from django.db.models import Q
 class BillingZone(models.Model):
     """The time zone of the billing months from ``first_month`` on. Before the first row, months are in UTC.
 
-    The table is append-only. A trigger rejects a month that is not later than that of every earlier row, and
-    a month in which, or after which, something is charged.
+    The table is append-only. A trigger accepts a row only if ``first_month`` is later than in every other
+    row, and if nothing is charged in this month or later.
     """
 
     first_month = models.DateField(unique=True, help_text="first day of the first month in this zone")

@@ -74,8 +74,9 @@ class Budget(models.Model):
 class BudgetForecast(models.Model):
     """The newest forecast of a budget's spending at the end of its period, in the budget's measure.
 
-    ``low`` and ``high`` are the 10th and the 90th percentile. Of ``past_periods`` earlier periods,
-    ``past_inside`` ended inside the range that the same method would have forecast at the same day.
+    ``low`` and ``high`` are the 10th and the 90th percentile. The same method was tried on ``past_periods``
+    earlier periods, at the same day of the period. In ``past_inside`` of them, the real spending was in the
+    range.
     """
 
     budget = models.OneToOneField(

@@ -30,7 +30,8 @@ class ChargeBucketChoices(models.TextChoices):
     MAINTENANCE = "maintenance", "in maintenance"
 
 
-# A line that needs a cost centre and has none: of a project, or of the unused time of a dedicated pool.
+# Selects the lines that need a cost centre and have none. Lines of projects need one, and so do lines of the
+# unused time of dedicated pools.
 UNMAPPED_LINE = Q(cost_centre="", reversal=False) & (Q(project__isnull=False) | Q(bucket="reserved_unused"))
 
 
@@ -41,14 +42,14 @@ class Charge(models.Model):
     reversal has negative slot-seconds and amounts. Its ``corrects`` is the cancelled line. A new line can
     replace several cancelled lines. Its ``corrects`` is the first of them.
 
-    ``month`` identifies the statement on which the line appears. It is the month of ``day``. If a
-    correction concerns a closed month, it is the current month instead. Names are copied into the line, so
-    renaming a team does not change earlier lines.
+    ``month`` identifies the statement on which the line appears. Usually this is the month of ``day``. If
+    that month is closed, the line is a correction, and ``month`` is a later month that is open. Names are
+    copied into the line, so renaming a team does not change earlier lines.
     """
 
-    # Each foreign key of the database costs a check for each line, and each index an entry. The allocation,
-    # the reservation and the GPU have foreign keys. These rows keep their pool, workload, project, team and
-    # person from being deleted (docs/decisions/0015).
+    # For each new line, the database makes a check for each foreign key and an entry in each index. The
+    # allocation, the reservation and the GPU have foreign keys. These rows keep their pool, workload,
+    # project, team and person from being deleted (docs/decisions/0015).
     pool = models.ForeignKey(
         Pool, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
     )
@@ -125,14 +126,14 @@ class Charge(models.Model):
 
     @property
     def corrected_month(self) -> date | None:
-        """Return the closed month that the line corrects; None if it is of its statement's own month."""
+        """Return the closed month that the line corrects; None if the line corrects no closed month."""
         return corrected_month(self.month, self.day)
 
     class Meta:
         constraints = [
             models.CheckConstraint(condition=Q(end__gt=F("start")), name="a_charge_has_a_length"),
             models.CheckConstraint(
-                # A small share of a short time may have no whole slot-second.
+                # A small share of a short time may be less than one slot-second.
                 condition=Q(reversal=False, slots__gt=0, slot_seconds__gte=0)
                 | Q(reversal=True, slots__lt=0, slot_seconds__lte=0, corrects__isnull=False),
                 name="only_a_reversal_is_negative_and_it_names_its_line",
@@ -171,10 +172,10 @@ class Charge(models.Model):
 
 
 class ChargeEvidence(models.Model):
-    """The measured use of a charge line that an allocation holds.
+    """The measured use of a charge line of an allocation.
 
-    It is updated from rollups until the month of the line is closed. Then a trigger refuses changes. The
-    evidence of a reversal is the negative of the evidence of its line.
+    The row is updated from rollups until the month of the line is closed. Afterwards a trigger rejects
+    changes. The evidence of a reversal is the negative of the evidence of its line.
     """
 
     charge = models.OneToOneField(Charge, primary_key=True, on_delete=models.CASCADE, related_name="evidence")

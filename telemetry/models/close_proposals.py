@@ -10,7 +10,7 @@ from telemetry.models.statements import Statement
 
 
 class CloseProposal(models.Model):
-    """A person's proposal to close a month whose checks have passed. The newest of a month counts.
+    """A person's proposal to close a month whose checks have passed. The newest proposal of a month applies.
 
     ``lines_digest`` is a digest of the statement lines. A close by another person is refused if the lines
     have changed since. The table is append-only.

@@ -1,4 +1,4 @@
-"""Define the statements of single cost centres, which a close makes."""
+"""Define the statements that a close makes for single cost centres."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class CostCentreStatement(models.Model):
     """The numbered statement of one cost centre for a closed month and one currency.
 
     The close makes it from the lines of the month, with copies of all texts. Afterwards a trigger rejects
-    every change. ``number`` is ``2026-10/CC-4110/1``: month, code and ``sequence``. The sequence counts the
-    currencies of the same month and cost centre.
+    every change. ``number`` is ``2026-10/CC-4110/1``: month, code and ``sequence``. The sequence numbers the
+    statements of one month and cost centre, which differ in their currency.
     """
 
     statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="documents")

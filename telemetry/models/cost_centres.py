@@ -37,13 +37,13 @@ class CostCentre(models.Model):
 
 
 class CostCentreShare(models.Model):
-    """The share that a cost centre pays of a project, or of a dedicated pool, from a date on.
+    """The percent that a cost centre pays for a project or a dedicated pool, from a date on.
 
     The rows of one payer with equal ``valid_from`` and ``created_at`` are one split. Their shares sum to
     100 %. A later split with the same ``valid_from`` replaces the earlier one. The table is append-only.
 
-    A dedicated (static) pool belongs to one team. The share of a pool is of the time in which no work holds
-    its GPUs.
+    A dedicated (static) pool belongs to one team. For a pool, only the time in which no work holds its GPUs
+    is charged to the cost centre.
     """
 
     project = models.ForeignKey(
@@ -83,7 +83,7 @@ class CostCentreShare(models.Model):
 
 
 class SettledShare(models.Model):
-    """A record that the charged time of a share was compared with it, and that wrong lines were rewritten."""
+    """A record that charging has applied a share. Lines that contradicted the share were rewritten."""
 
     share = models.OneToOneField(CostCentreShare, primary_key=True, on_delete=models.CASCADE)
     settled_at = models.DateTimeField()

@@ -89,7 +89,7 @@ class HealthEvent(models.Model):
 
 
 class Stray(models.Model):
-    """A process on a GPU that belongs to no workload holding this GPU. The host has reported it."""
+    """A process on a GPU, as reported by the host. It belongs to no workload that holds this GPU."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="strays")
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="strays")

@@ -12,8 +12,8 @@ from telemetry.core.currencies import DEFAULT_CURRENCY
 class BillingCurrency(models.Model):
     """The currency of all months from ``first_month`` on, until the next row.
 
-    A month has one currency. It applies from the first month that has no statement yet. The table is
-    append-only.
+    A month has one currency. A trigger rejects a row if a statement of ``first_month`` or later has another
+    currency. The table is append-only.
     """
 
     currency = models.CharField(max_length=3)
@@ -25,8 +25,8 @@ class BillingCurrency(models.Model):
 class Price(models.Model):
     """A line of the rate card: the cost and the price of one GPU-hour of a model from a date on.
 
-    The table is append-only. The cost and the price of a slice are in proportion to its slots. A price
-    applies in the months whose currency it has.
+    The table is append-only. A slice has a part of this cost and price, in proportion to its slots. A price
+    applies only in months with the same currency.
     """
 
     pool = models.ForeignKey(

@@ -40,7 +40,7 @@ class SampleWatermark(models.Model):
 
 
 class SampleGap(models.Model):
-    """An interval of a host whose samples are lost: nothing waits for them any more.
+    """An interval in which the samples of a host are lost. Nothing waits for these samples any more.
 
     The interval lies between the last sample before the gap and the first sample after it. A lost batch that
     arrives after all is stored, and the gap becomes shorter.
@@ -66,7 +66,7 @@ class SampleGap(models.Model):
 
 
 class HostHour(models.Model):
-    """The state of the samples of one host in one hour in which one of its units was held.
+    """The state of a host's samples in one hour. There are rows only for hours with a held unit.
 
     ``lost_seconds`` is the part of the hour that lies in sample gaps.
     """
@@ -96,7 +96,7 @@ HOST_HOUR_TRANSITIONS: dict[str, frozenset[str]] = {
 
 
 class HostHoursRecorded(models.Model):
-    """The time up to which HostHour rows were created, in a single row."""
+    """A single row: the time up to which HostHour rows were created."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     until = models.DateTimeField()
@@ -141,7 +141,7 @@ class Sample(models.Model):
 
 
 class Retention(models.Model):
-    """The retention periods in days, in a single row."""
+    """A single row: the retention periods in days."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     sample_days = models.PositiveSmallIntegerField(default=14, help_text="days of raw samples that are kept")
@@ -156,7 +156,7 @@ class Retention(models.Model):
                 condition=Q(sample_days__gte=2) & Q(minute_days__gte=2), name="at_least_two_days_are_kept"
             ),
             # A late sample is added to its minute, and the hour is merged from all its minutes. So the
-            # minutes must be kept longer than samples are accepted.
+            # minutes must be kept for longer than the time in which late samples are accepted.
             models.CheckConstraint(
                 condition=Q(minute_days__gte=F("sample_days") + 1),
                 name="minutes_are_kept_longer_than_samples",

@@ -112,11 +112,13 @@ class LedgerSums(models.Model):
 class StatementLine(LedgerSums):
     """One line of a month's statement: all charge lines with the same pool, payer, work, model and bucket.
 
-    The line of an open month changes with each charge. Its names are read by id. The close of the month
-    copies the names and writes ``gpu_hours`` and the shares. A trigger rejects every change after the close.
+    In an open month, the line changes with each charge, and its names are looked up by id. The close of the
+    month copies the names and writes ``gpu_hours`` and the shares. A trigger rejects every change after the
+    close.
 
     Corrections of a closed month are lines of their own, with the month that they correct. Months that were
-    closed by version 0.1 are grouped by name. In these months an id is empty if a line has several ids.
+    closed by version 0.1 are grouped by name. If charges of one such line have different ids, the id of the
+    line is empty.
     """
 
     statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="lines")
@@ -187,7 +189,8 @@ class ChargeCell(LedgerSums):
     """
 
     line = models.ForeignKey(StatementLine, on_delete=models.CASCADE, related_name="cells", db_index=False)
-    # The line has a foreign key to the statement, and allocations to the workload and its owner.
+    # These rows cannot be deleted anyway: the statement line has a foreign key to the statement, and
+    # allocations have foreign keys to the workload and its owner.
     statement = models.ForeignKey(
         Statement, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
     )

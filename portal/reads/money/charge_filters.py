@@ -51,8 +51,8 @@ def _workloads(viewer: User) -> QuerySet[Any]:
     return Workload.objects.filter(Q(owner=viewer) | Q(project__team__in=led))
 
 
-# Objects whose charges the viewer may see, by the dimension whose keys are their primary keys. An operator
-# sees more teams than these: the charges of other teams would look like no charges.
+# By dimension whose keys are primary keys: the objects whose charges the viewer may see. Operators see the
+# pages of all teams, but not all charges. A filter for such a team would show no charges, as if it had none.
 VISIBLE_OBJECTS: dict[str, Callable[[User], QuerySet[Any]]] = {
     "team": _teams,
     "project": _projects,
@@ -65,7 +65,7 @@ VISIBLE_OBJECTS: dict[str, Callable[[User], QuerySet[Any]]] = {
 def checked_filters(viewer: User, month: date, given: Mapping[str, str]) -> dict[str, Any]:
     """Return the filters of ``telemetry.reads.chargeback``, by dimension.
 
-    The values of ``given`` are the keys of groups as texts: primary keys, or names such as a cost centre. An
+    The values of ``given`` are keys as texts: primary keys, or names such as the code of a cost centre. An
     empty text selects the charges without a value. Raises Invalid for a key that the viewer may not see, or
     that does not exist.
     """
@@ -85,9 +85,9 @@ def checked_filters(viewer: User, month: date, given: Mapping[str, str]) -> dict
 
 
 def named_filters(viewer: User, lines: QuerySet[Charge], given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the filters like ``checked_filters``. Objects have the names of the API: a team has its slug.
+    """Return the filters like ``checked_filters``, but from the names in the API, such as a team's slug.
 
-    ``lines`` are the visible charges, perhaps of one month. Raises Invalid.
+    ``lines`` are the visible charges. They may be limited to one month. Raises Invalid.
     """
     checks = InputChecks()
     where = {
@@ -107,7 +107,10 @@ def _only_visible(
     text: str,
     keys: Sequence[int | str],
 ) -> int | str | None:
-    """Return the only one of ``keys`` whose charges the viewer may see. Otherwise, note a problem."""
+    """Return the key whose charges the viewer may see.
+
+    Note a problem unless exactly one of ``keys`` is such a key.
+    """
     seen = [key for key in keys if _is_visible(viewer, name, key) or _is_charged(lines, name, key)]
     if len(seen) == 1:
         return seen[0]
@@ -125,7 +128,7 @@ def _parse_key(name: str, text: str) -> int | str | None:
 
 
 def _keys_of_name(name: str, text: str) -> list[int | str]:
-    """Return the keys of all objects with a name, visible or not."""
+    """Return the keys of all objects with this name, whether the viewer may see them or not."""
     if not text.isprintable():  # PostgreSQL rejects NUL
         return []
     if name == "project":
@@ -156,7 +159,7 @@ def _is_uuid(text: str) -> bool:
 
 
 def _is_visible(viewer: User, name: str, key: int | str) -> bool:
-    """Return True if the key belongs to an object that the viewer may see, charged or not."""
+    """Return True if the viewer may see the object with this key. The object may have no charges."""
     if name in VISIBLE_OBJECTS:
         return VISIBLE_OBJECTS[name](viewer).filter(pk=key).exists()
     if name == "type":
@@ -169,5 +172,5 @@ def _is_visible(viewer: User, name: str, key: int | str) -> bool:
 
 
 def _is_charged(lines: QuerySet[Charge], name: str, key: int | str) -> bool:
-    """Return True if a visible charge of the month has the key, such as one of a removed project."""
+    """Return True if one of ``lines`` has the key. This allows keys of objects that were removed."""
     return lines.filter(**{CHARGE_DIMENSIONS[name][0]: key}).exists()

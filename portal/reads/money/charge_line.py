@@ -28,8 +28,8 @@ class ChargeLineDetail:
     """A charge line, and the rows behind it that the viewer may see.
 
     ``amount`` is the price of the line's time with its factors, rounded to six decimals; None without a
-    price. ``currency`` is that of all its amounts. ``related`` are the visible lines of the same correction:
-    the corrected line, its reversal and the lines that replace it.
+    price. All amounts are in ``currency``. ``related`` are the visible lines of the same correction: the
+    corrected line, its reversal and the lines that replace it.
     """
 
     line: Charge
@@ -47,7 +47,7 @@ class ChargeLineDetail:
 
     @property
     def factors(self) -> list[PriceFactor]:
-        """Return the factors on the price: of the priority, then of the workload type."""
+        """Return the factors on the price: the factor of the priority, then that of the workload type."""
         return [row for row in (self.line.priority_factor, self.line.type_factor) if row is not None]
 
     @property
@@ -57,7 +57,7 @@ class ChargeLineDetail:
 
     @property
     def is_late(self) -> bool:
-        """Return True if the line is on the statement of a later month than its time."""
+        """Return True if the line corrects a closed month. It is then on the statement of a later month."""
         return self.line.corrected_month is not None
 
 
@@ -73,7 +73,8 @@ def charge_line(viewer: User, pk: int) -> ChargeLineDetail | None:
         return None
     seconds = int((line.end - line.start).total_seconds())
     price = line.work_price
-    # The slot-seconds of a share are whole numbers. The formula of the page uses the exact share.
+    # The line stores slot-seconds as a whole number, which is rounded if the line has a share of the time.
+    # The formula on the page uses the exact number.
     slot_seconds = line.slots * seconds * line.share_percent / WHOLE_PERCENT
     exact = None if price is None else price * slot_seconds / SLOT_SECONDS_PER_GPU_HOUR
     first = line.corrects_id or line.pk
@@ -95,5 +96,5 @@ def charge_line(viewer: User, pk: int) -> ChargeLineDetail | None:
 
 
 def _row(rows: QuerySet[Row], pk: int | None) -> Row | None:
-    """Return the row with this key; None if there is none among ``rows``."""
+    """Return the row with this key; None if no row in ``rows`` has it."""
     return None if pk is None else rows.filter(pk=pk).first()

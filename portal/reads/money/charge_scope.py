@@ -38,7 +38,7 @@ class ChargeScope:
 
     @property
     def empty_title(self) -> str:
-        """Return the title of a table in which the viewer sees no charge."""
+        """Return the title for a table without charges that the viewer may see."""
         return nothing_charged_title(self.kind)
 
     @property

@@ -1,4 +1,4 @@
-"""Read data of the chargeback pages that is not in ``telemetry.reads``."""
+"""Read the data of the chargeback pages that ``telemetry.reads`` does not provide."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ def is_simulated(month: date) -> bool:
 def conservation_equation(month: date) -> dict[str, Any]:
     """Return the check that a month's charges and losses add up to the cost of the GPUs.
 
-    The equation is: charged - margin + uncharged + idle + overhead = cost. ``pools`` has its amounts for each
-    pool, ``total`` the sums over all pools. Both are in the currency of the month. ``difference`` is the left
-    side minus the right side of the totals. ``not_sold`` in the totals is idle plus uncharged.
+    The equation is: charged - margin + uncharged + idle + overhead = cost. ``pools`` has the amounts of the
+    equation for each pool. ``total`` has their sums over all pools. All amounts are in the currency of the
+    month. ``difference`` is the left side minus the right side of the totals. ``not_sold`` in the totals is
+    idle plus uncharged.
     """
     pools = statements.statement_totals(month)["pools"]
     names = ("charged", "margin", "uncharged", "idle", "overhead", "cost")
@@ -150,7 +151,7 @@ def models() -> list[str]:
 
 
 def rate_card(now: datetime) -> list[dict[str, Any]]:
-    """Return all prices by model and pool, the newest price of each first.
+    """Return all prices by model and pool. For each model and pool, the newest price comes first.
 
     ``state`` is "in force", "over" or "to come". ``margin`` is the price minus the cost of a GPU-hour.
     """
@@ -171,7 +172,7 @@ def rate_card(now: datetime) -> list[dict[str, Any]]:
 
 
 def price_factor_rows(now: datetime) -> list[dict[str, Any]]:
-    """Return all price factors by pool and work, the newest of each first, each with its state."""
+    """Return all price factors with their states, by pool and work. The newest factor comes first."""
     rows = list(PriceFactor.objects.select_related("pool").order_by("-valid_from", "-pk"))
     started: set[tuple[int | None, int | None, str]] = set()
     found = []

@@ -24,7 +24,7 @@ LINE = re.compile(r"^line (\d+):")
 
 @dataclass(frozen=True)
 class EvidenceItem:
-    """A sentence behind the result of a check, and the address that shows more; empty if there is none."""
+    """A sentence that explains the result of a check. ``url`` is a page with details; it may be empty."""
 
     text: str
     url: str = ""
@@ -32,10 +32,10 @@ class EvidenceItem:
 
 @dataclass(frozen=True)
 class CloseRehearsal:
-    """The checks of a close, run now, and the charge of each cost centre.
+    """The results of the checks of a close, and the charge of each cost centre.
 
     ``over`` is True if the month has ended at ``ends_at``. ``audited`` is True if the checks include the
-    audit. ``proposal`` is the proposal that another person may carry out, until ``expires_at``.
+    audit. ``proposal`` is the present proposal. Another person may carry it out until ``expires_at``.
     """
 
     month: date
@@ -59,15 +59,15 @@ class CloseRehearsal:
 
     @property
     def closed(self) -> bool:
-        """Return True if the month is closed. Its checks are those of the close."""
+        """Return True if the month is closed. ``checks`` then has the results stored at the close."""
         return self.statement is not None and self.statement.state == StatementState.CLOSED
 
 
 def rehearse_close(month: date, now: datetime, *, audit: bool = False) -> CloseRehearsal:
     """Run the checks of a month, also if it is not over. A rehearsal changes nothing.
 
-    ``audit`` also compares every line with the facts, which may take a minute. A closed month has the checks
-    of its close.
+    ``audit`` also compares every line with the facts, which may take a minute. If the month is closed, return
+    the results that were stored at the close.
     """
     statement = statement_of(month)
     closed = statement is not None and statement.state == StatementState.CLOSED
@@ -88,7 +88,10 @@ def rehearse_close(month: date, now: datetime, *, audit: bool = False) -> CloseR
 
 
 def check_evidence(check: Mapping[str, Any], month: date) -> list[EvidenceItem]:
-    """Return what is behind the result of a check. Figures without an entry in ``_ITEMS`` have none."""
+    """Return the sentences that explain the result of a check.
+
+    ``_ITEMS`` has the figures with such sentences.
+    """
     return [item for name, make in _ITEMS.items() if name in check["figures"] for item in make(check, month)]
 
 
@@ -149,7 +152,7 @@ def _difference_items(name: str) -> Callable[[Mapping[str, Any], date], Iterator
     return items
 
 
-# The figures of checks that have something behind them.
+# By figure of a check: the function that makes the sentences about it.
 _ITEMS: dict[str, Callable[[Mapping[str, Any], date], Iterator[EvidenceItem]]] = {
     "hosts": _host_items,
     "waiting": _sample_items("waiting"),

@@ -66,7 +66,10 @@ class PaidPeriod:
 
 @dataclass(frozen=True)
 class PaidMonth:
-    """The charges of a cost centre on the statement of a month. ``currency`` is empty while it is open."""
+    """The charges of a cost centre on the statement of a month.
+
+    ``currency`` is empty while the month is open.
+    """
 
     month: date
     state: str
@@ -113,7 +116,7 @@ def paid_months(code: str) -> list[PaidMonth]:
 
 
 def payer_rows(viewer: User, now: datetime) -> list[PayerRow]:
-    """Return the visible projects and dedicated pools. Those that no cost centre pays for come first."""
+    """Return the visible projects and dedicated pools. Those without a cost centre come first."""
     payers = visible_payers(viewer)
     splits = _splits_of(payers)
     labels = cost_centre_labels()
@@ -141,8 +144,8 @@ def payer_rows(viewer: User, now: datetime) -> list[PayerRow]:
 def visible_payers(viewer: User) -> list[Project | Pool]:
     """Return the visible projects, then the visible dedicated pools.
 
-    A viewer who sees all charges also gets the projects of removed teams and the removed pools that have no
-    cost centre. Their lines keep a month open until they have one.
+    If the viewer sees all charges, the result includes projects of removed teams, and removed pools, that
+    have no cost centre. Their charge lines keep a month open until a cost centre is set.
     """
     projects = Q(pk__in=policy.visible_projects(viewer).values("pk"))
     pools = Q(pk__in=policy.visible_pools(viewer).values("pk"))

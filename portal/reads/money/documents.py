@@ -16,7 +16,7 @@ from telemetry.reads.corrections import correction_blocks
 
 
 def visible_documents(viewer: User, month: date | None = None) -> QuerySet[CostCentreStatement]:
-    """Return the visible statements of cost centres, newest month first; of one month if it is given."""
+    """Return the visible statements of cost centres, newest month first. ``month`` selects one month."""
     rows = policy.visible_documents(viewer).select_related("statement__closed_by", "statement__proposed_by")
     if month is not None:
         rows = rows.filter(statement__month=month)
@@ -24,13 +24,13 @@ def visible_documents(viewer: User, month: date | None = None) -> QuerySet[CostC
 
 
 def document_months(viewer: User) -> list[date]:
-    """Return the months of which the viewer sees a statement, newest first."""
+    """Return the months with a visible statement, newest first."""
     months = policy.visible_documents(viewer).values_list("statement__month", flat=True).distinct()
     return list(months.order_by("-statement__month"))
 
 
 def totals_by_currency(rows: QuerySet[CostCentreStatement]) -> dict[str, Decimal]:
-    """Return the total of the statements of each currency. Totals of two currencies are never added."""
+    """Return the total of the statements by currency. Amounts in two currencies are never added."""
     totals: dict[str, Decimal] = {}
     for row in rows:
         totals[row.currency] = totals.get(row.currency, ZERO) + row.total
@@ -38,7 +38,7 @@ def totals_by_currency(rows: QuerySet[CostCentreStatement]) -> dict[str, Decimal
 
 
 def neighbours(viewer: User, document: CostCentreStatement) -> dict[str, CostCentreStatement | None]:
-    """Return the visible statements of the same month before and after a statement, by cost centre."""
+    """Return the previous and the next visible statement of the same month, in order of the cost centres."""
     rows = list(visible_documents(viewer, document.statement.month))
     place = rows.index(document)
     return {

@@ -37,12 +37,12 @@ from telemetry.reads.statement_document import StatementDocument
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t"}
 DECIMAL_SIGNS = {"point": ".", "comma": ","}
 CHECKSUMS = ("sha256",)
-EXPORT_OPTIONS = ("kind", "separator", "decimal", "checksum")  # parameters of a request that are no filters
+EXPORT_OPTIONS = ("kind", "separator", "decimal", "checksum")  # all other parameters are filters
 
 
 @dataclass(frozen=True)
 class ExportDownload:
-    """A file that is made while it is sent."""
+    """A file. Its parts are made while it is being sent."""
 
     name: str
     content_type: str
@@ -54,10 +54,11 @@ def export_download(
 ) -> ExportDownload:
     """Return the export of a month that ``given`` asks for. ``where`` are the checked filters.
 
-    The option ``checksum`` asks for the digest of the file instead. FOCUS files cannot contain their own.
+    The option ``checksum`` asks for the digest of the file instead. A FOCUS file cannot contain its own
+    digest.
 
-    Raises Invalid for an unknown kind or option, and for filters that the kind does not have. Raises
-    NotAllowed if the viewer may not see all charges that the kind contains.
+    Raises Invalid for an unknown kind or option, and for filters that this kind of export does not allow.
+    Raises NotAllowed if the export contains charges that the viewer may not see.
     """
     kind, dialect = _checked_kind(given, where), _checked_dialect(given)
     with_checksum = _wants_checksum(given)
@@ -105,14 +106,14 @@ def _wants_checksum(given: Mapping[str, str]) -> bool:
 
 
 def _is_visible_document(viewer: User, month: date, kind: ExportKind, where: Mapping[str, Any]) -> bool:
-    """Return True if the kind is one statement of a closed month that the viewer may see."""
+    """Return True if the export is the statement of one cost centre and the viewer may see this statement."""
     if not kind.one_cost_centre:
         return False
     return visible_documents(viewer, month).filter(cost_centre=where["cost_centre"]).exists()
 
 
 def document_texts() -> DocumentTexts:
-    """Return the texts of statements, which are those of their pages."""
+    """Return the texts for statements. The pages of the statements use the same texts."""
     return DocumentTexts(
         facts=_document_facts,
         signatures=signatures,

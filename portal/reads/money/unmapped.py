@@ -1,4 +1,4 @@
-"""Read the projects and dedicated pools that no cost centre pays for, and who must act."""
+"""Read the projects and dedicated pools without a cost centre, and the people who must act."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class UnmappedPayer:
 
 
 def unmapped_payers(viewer: User, now: datetime) -> list[UnmappedPayer]:
-    """Return the visible payers without a cost centre, now or for charged time; highest charge first."""
+    """Return the visible payers that have no cost centre now, or have charges without one in an open month.
+
+    The payer with the highest such charge comes first.
+    """
     charged = _unmapped_charges()
     splits = load_all_splits().current(now)
     payers = [

@@ -43,10 +43,10 @@ def set_first_currency(currency: str, now: datetime) -> BillingCurrency:
 def change_currency(
     *, actor: User, currency: str, first_month: date, now: datetime, why: str = "", via: str = "web"
 ) -> BillingCurrency:
-    """Charge in another currency from ``first_month`` on. Earlier months keep theirs; nothing is converted.
+    """Charge in another currency from ``first_month`` on. Earlier months keep their currency.
 
-    Nothing may be charged in ``first_month`` yet. Each model with a price must have a price in the new
-    currency that begins with the month. Raises Invalid, NotAllowed.
+    No amount is converted. Nothing may be charged in ``first_month`` yet. Each model with a price must have a
+    price in the new currency, in force from the start of ``first_month``. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "price.change")
     checks = InputChecks()
@@ -67,7 +67,7 @@ def change_currency(
 
 
 def _check_first_month(checks: InputChecks, month: date, now: datetime) -> None:
-    """Add a problem if the month, or a later one, is charged already or has a change of its own."""
+    """Add a problem if charges or a change of currency exist for the month or a later month."""
     charged = Statement.objects.order_by("-month").values_list("month", flat=True).first()
     changed = BillingCurrency.objects.order_by("-first_month").values_list("first_month", flat=True).first()
     earliest = max([month_of(now), *(next_month(last) for last in (charged, changed) if last is not None)])
@@ -77,7 +77,7 @@ def _check_first_month(checks: InputChecks, month: date, now: datetime) -> None:
 
 
 def _check_new_currency(checks: InputChecks, currency: str, month: date) -> None:
-    """Add a problem if the month has this currency already, or if a model would have no price."""
+    """Add a problem if the month has this currency already, or if a model has no price in this currency."""
     if currency == load_billing_currencies().of(month):
         message = administration_problems.CURRENCY_IS_IN_FORCE.format(currency=currency, month=month)
         checks.note("currency", currency, message)

@@ -76,11 +76,10 @@ def change_billing_settings(
 def set_billing_zone(
     *, actor: User, first_month: date, time_zone: str, now: datetime, why: str = "", via: str = "web"
 ) -> BillingZone:
-    """Set the time zone of billing months from ``first_month`` on: a month that has not begun.
+    """Set the time zone of billing months from ``first_month`` on. ``first_month`` must not have begun.
 
-    The first month in the zone starts where the last month in the zone before ends. Raises Invalid,
-    NotAllowed. Raises OperationRejected if another person has just added a zone for the same or a later
-    month.
+    It starts at the end of the previous month, which is still in the old zone. Raises Invalid, NotAllowed.
+    Raises OperationRejected if another person has just added a zone for the same or a later month.
     """
     policy.require(actor, "billing.change")
     checks = InputChecks()
@@ -129,7 +128,8 @@ def billing_zones() -> list[BillingZone]:
 def earliest_zone_month(now: datetime) -> date:
     """Return the first month from which a new time zone can apply.
 
-    It begins in an hour or later, nothing is charged in it, and it follows the first month of every zone.
+    This month begins an hour from now or later. Nothing is charged in it or later, and no time zone begins
+    with it or later.
     """
     earliest = next_month(month_of(now))
     if month_bounds(earliest)[0] < now + LEAST_NOTICE:

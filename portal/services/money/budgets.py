@@ -91,14 +91,14 @@ def set_budget(
 
 
 def checked_budget_amount(checks: InputChecks, amount: Any, measure: str, currency: str) -> Decimal:
-    """Return the amount of a budget. It may have the decimals of the currency, or two for GPU-hours."""
+    """Return the amount of a budget. Money may have the decimals of the currency, GPU-hours two decimals."""
     decimals = decimals_of(currency) if measure == BudgetMeasure.MONEY else GPU_HOURS_DECIMALS
     clean = checks.amount("amount", amount, high=MAX_BUDGET, decimals=decimals)
     return round_amount(clean, Decimal(1).scaleb(-decimals))
 
 
 def check_period(checks: InputChecks, period: str, first: date, now: datetime) -> None:
-    """Add a problem to ``checks`` if a period does not begin at ``first``, or is over."""
+    """Add a problem to ``checks`` if no such period begins at ``first``, or if the period is over."""
     if first != period_of(period, first):
         checks.note(
             "month",

@@ -34,12 +34,13 @@ def close_month(
 ) -> Statement:
     """Close a past month: run its checks and write its statement. The statement never changes afterwards.
 
-    If the settings of billing say so, another person must have proposed the close within three days.
-    If hosts still owe samples of the month, ``missing_samples_reason`` says why it is closed without them.
+    If the settings of billing say so, another person must have proposed the close within three days. If hosts
+    have not sent all samples of the month, ``missing_samples_reason`` is the reason to close the month
+    without these samples.
 
-    Raises Invalid, NotAllowed. Raises OperationRejected if the month is closed, if a check fails, if hosts
-    still owe samples and no reason is given, or if the proposal does not allow it. The error names the failed
-    check or the hosts.
+    Raises Invalid, NotAllowed. Raises OperationRejected if the month is closed, if a check fails, if samples
+    are missing and no reason is given, or if a valid proposal of another person is required and missing. The
+    error names the failed check or the hosts.
     """
     two_people = billing_organisation().two_step_close
     policy.require(actor, "statement.confirm" if two_people else "statement.close")
@@ -90,7 +91,7 @@ def propose_close(
     """Run the checks of a past month and propose to close it: the first of two steps.
 
     Another person closes the month within three days. Raises Invalid, NotAllowed. Raises OperationRejected if
-    one person closes months here, if the month is closed, or if a check fails.
+    the settings let one person close months, if the month is closed, or if a check fails.
     """
     policy.require(actor, "statement.close")
     checks = InputChecks()

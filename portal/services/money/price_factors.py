@@ -39,8 +39,9 @@ def set_price_factor(
 ) -> PriceFactor:
     """Multiply the price of work of one priority, or of one workload type, from ``valid_from`` on.
 
-    Past factors never change, so that ``valid_from`` is after all charged time of the pool. Raises Invalid,
-    NotAllowed. Raises OperationRejected if the priority or the type has a factor with the same
+    Past factors never change, so ``valid_from`` must not be before the end of the pool's charged time.
+    Without ``pool``, the factor applies to all shared pools, and the charged time of all pools counts. Raises
+    Invalid, NotAllowed. Raises OperationRejected if the priority or the type has a factor with the same
     ``valid_from``.
     """
     policy.require(actor, "price.change")
@@ -77,7 +78,7 @@ def set_price_factor(
             )
     except IntegrityError as error:
         if isinstance(error.__cause__, RestrictViolation):
-            # Time after ``valid_from`` was charged since the check.
+            # Since the first check, time after ``valid_from`` was charged. Check again for the error message.
             check_start_date(checks, given_start, now, subject, **charged)
             checks.done()
         given = f"priority {priority}" if priority else f"type {workload_type}"

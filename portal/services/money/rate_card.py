@@ -44,10 +44,11 @@ def set_price(
 ) -> Price:
     """Add a row to the rate card: the cost and the price of a GPU-hour from ``valid_from`` on.
 
-    Past prices never change, so that ``valid_from`` is after all charged time of the model. If ``currency``
-    is empty, the price has the currency of the month of ``valid_from``. A price in another currency prepares
-    its introduction, so it begins with a later month. Raises Invalid, NotAllowed. Raises OperationRejected if
-    the rate card has a row with the same ``valid_from`` and currency.
+    Past prices never change, so ``valid_from`` must not be before the end of the model's charged time. If
+    ``currency`` is empty, the price has the currency of the month that contains ``valid_from``. A price in
+    another currency prepares a change of the currency, so it must begin at the start of a later month. Raises
+    Invalid, NotAllowed. Raises OperationRejected if the rate card has a row with the same ``valid_from`` and
+    currency.
     """
     policy.require(actor, "price.change")
     checks = InputChecks()
@@ -84,7 +85,7 @@ def set_price(
             audit.record(actor=actor, via=via, now=now, verb="set_price", target=row, after=after, why=note)
     except IntegrityError as error:
         if isinstance(error.__cause__, RestrictViolation):
-            # Time after ``valid_from`` was charged since the check.
+            # Since the first check, time after ``valid_from`` was charged. Check again for the error message.
             check_start_date(checks, given_start, now, subject, **charged)
             checks.done()
         numbers = {"valid_from": valid_from.isoformat(), "model": model}
@@ -93,7 +94,11 @@ def set_price(
 
 
 def _checked_currency(checks: InputChecks, currency: str, valid_from: datetime, now: datetime) -> str:
-    """Return the currency of a price. One that the month does not have must begin with a later month."""
+    """Return the currency of a price.
+
+    Note a problem if it is not the currency of the month, unless the price begins at the start of a later
+    month.
+    """
     month = month_of(valid_from)
     of_month = load_billing_currencies().of(month)
     clean = checked_currency(checks, currency) if currency else of_month
@@ -107,7 +112,7 @@ def _checked_currency(checks: InputChecks, currency: str, valid_from: datetime, 
 
 
 def _check_successor(checks: InputChecks, pool: Pool | None, model: str, valid_from: datetime) -> None:
-    """Add a problem if another currency is planned and the model has no price in it."""
+    """Add a problem if a change of currency is planned and the model has no price in the new currency."""
     planned = BillingCurrency.objects.filter(valid_from__gt=valid_from).order_by("valid_from").first()
     if planned is None:
         return
@@ -130,8 +135,8 @@ def gpu_hour_price(
     """Return the present price of a GPU-hour of the most expensive of ``models``.
 
     The request may get any of these models. ``work`` is the priority and the type of a workload outside of
-    reservations, whose factors the price then includes. Return None if one of the models has no price, or if
-    the list is empty.
+    reservations. If it is given, the price includes the factors of such work. Return None if one of the
+    models has no price, or if ``models`` is empty.
     """
     prices_of_models = [
         prices.of(pool.pk, model) if work is None else prices.of_work(pool.pk, model, work)

@@ -1,7 +1,6 @@
-"""Check the date from which a price or a cost centre is in force.
+"""Check the date from which a price or a price factor is in force.
 
-Charge lines never change, so that a price or a cost centre begins after all charged time that it would apply
-to.
+Charge lines never change. So a price or factor must begin after the charged time to which it would apply.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MAX_LINE_LENGTH = timedelta(days=3)  # a billing day is at most 49 hours long
 def check_start_date(
     checks: InputChecks, valid_from: Any, now: datetime, what: str, **charged: Any
 ) -> datetime:
-    """Return ``valid_from`` in UTC if it is not past, and if no charge line ends after it.
+    """Return ``valid_from`` in UTC. Note a problem if it is past, or if a charge line ends after it.
 
     ``charged`` selects the charge lines, as filters of Charge. ``what`` names their subject in the message,
     such as a GPU model. Any time of the present hour counts as not past.
@@ -50,7 +49,8 @@ def check_start_date(
 
 def charged_until(valid_from: datetime, **charged: Any) -> datetime | None:
     """Return the end of the last charge line that ends after ``valid_from``; None if there is none."""
-    # No line is longer than a billing day. A correction may be in a later month than its time.
+    # A line that ends after ``valid_from`` is on the statement of its own month or, as a correction, of a
+    # later month. No line is longer than a billing day, so earlier months have no such line.
     first_month = month_of(valid_from - MAX_LINE_LENGTH)
     lines = Charge.objects.filter(month__gte=first_month, end__gt=valid_from, **charged)
     until: datetime | None = lines.aggregate(until=Max("end"))["until"]
@@ -58,6 +58,6 @@ def charged_until(valid_from: datetime, **charged: Any) -> datetime | None:
 
 
 def _next_full_minute(at: datetime) -> datetime:
-    """Return the time itself if it is a full minute. Messages show minutes only."""
+    """Round a time up to a full minute. Messages show minutes only."""
     minute = at.replace(second=0, microsecond=0)
     return minute if minute == at else minute + timedelta(minutes=1)

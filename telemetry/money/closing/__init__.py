@@ -1,1 +1,1 @@
-"""Close a month: proposals of the first person, and the statements of cost centres."""
+"""Close a month: store the first person's proposal, and make the statements of cost centres."""

@@ -34,8 +34,9 @@ class StatementTerms:
 def make_documents(statement: Statement, terms: StatementTerms, closed_on: date) -> list[CostCentreStatement]:
     """Make the statements of all cost centres that have a line in a closing month, sorted by code.
 
-    A cost centre has one for each currency of its lines, that of the month first. The total of each is the
-    sum of the cents of its lines. ``closed_on`` is the day of the close.
+    A cost centre gets one statement for each currency of its lines, first the statement in the currency of
+    the month. The total of a statement is the sum of the cents of its lines. ``closed_on`` is the day of the
+    close.
     """
     sequences: Counter[str] = Counter()
     budgets = {
@@ -68,10 +69,10 @@ def make_documents(statement: Statement, terms: StatementTerms, closed_on: date)
 def cost_centre_totals(statement: Statement) -> list[tuple[str, str, Decimal]]:
     """Return (code, currency, charge) of each cost centre that has a line in a month, in order of the codes.
 
-    The currency of the month comes first.
+    If a cost centre has several currencies, the currency of the month comes first.
     """
     lines = statement.lines.filter(shared_out=False).exclude(cost_centre="")
-    # Reversed charges can leave a line without anything.
+    # If all charges of a line are reversed, the line is empty.
     lines = lines.exclude(Q(slot_seconds=0, charged_cents=0, cost_cents=0))
     totals = lines.values_list("cost_centre", "currency").annotate(total=Sum("charged_cents"))
     return sorted(totals, key=lambda row: (row[0], row[1] != statement.currency, row[1]))
@@ -87,6 +88,6 @@ def _entry(row: CostCentre | None) -> dict[str, str]:
 def document_number(month: date, cost_centre: str, sequence: int) -> str:
     """Return the number of a statement, such as ``2026-10/CC-4110/1``.
 
-    ``sequence`` is 1 for the first currency of the month and cost centre, and counts up per currency.
+    ``sequence`` counts the currencies of the cost centre in the month, from 1 on.
     """
     return f"{month:%Y-%m}/{cost_centre}/{sequence}"

@@ -1,8 +1,8 @@
 """Propose to close a month, and check a proposal when another person closes the month.
 
-A proposal changes nothing in the ledger: the month stays open, and late facts are still charged in it. So the
-second person closes exactly the lines that the first person proposed, or nobody does: if the lines have
-changed since, the close is refused, and the month must be proposed again.
+A proposal changes nothing in the ledger: the month stays open, and late facts are still charged in it. The
+second person can only close exactly the lines that the first person proposed. If the lines have changed
+since, the close is rejected, and the month must be proposed again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ FROM telemetry_statementline WHERE statement_id = %s"""
 def propose_close(
     *, month: date, proposed_by: Any, now: datetime, note: str = "", missing_samples_reason: str = ""
 ) -> CloseProposal:
-    """Run the checks of a month that is over, and store a proposal to close it. A newer one replaces it.
+    """Run the checks of a month that is over, and store a proposal to close it.
+
+    Earlier proposals no longer apply.
 
     Raises OperationRejected ``month_is_not_over``, ``month_is_closed``, ``month_check_failed`` or
     ``month_samples_missing``. Nothing changes in these cases.
@@ -69,7 +71,7 @@ def current_proposal(month: date, now: datetime) -> CloseProposal | None:
 
 
 def checked_proposal(statement: Statement, closed_by: Any, now: datetime) -> CloseProposal:
-    """Return the proposal that a person may carry out now. The cents of the month are assigned.
+    """Return the proposal that a person may carry out now. The caller has assigned the month's cents.
 
     Raises OperationRejected ``close_not_proposed``, ``close_needs_another_person`` or
     ``month_changed_since_proposal``.
@@ -96,6 +98,6 @@ def lines_digest(statement: Statement) -> str:
 
 
 def charged_total(statement: Statement) -> Any:
-    """Return the sum of the cents of a statement's lines."""
+    """Return the sum of the charges on a statement's lines, without lines in another currency."""
     lines = statement.lines.filter(currency=statement.currency)
     return sum(lines.values_list("charged_cents", flat=True), ZERO)

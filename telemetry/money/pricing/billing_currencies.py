@@ -17,10 +17,10 @@ from telemetry.models import BillingCurrency, Statement, StatementState
 
 
 class BillingCurrencies:
-    """The currency of each month, by the rows of BillingCurrency."""
+    """The currencies of all months, from the rows of BillingCurrency."""
 
     def __init__(self, rows: Iterable[tuple[date, str]]) -> None:
-        """Keep ``rows``: pairs of the first month and the currency."""
+        """Read ``rows``: pairs of the first month and the currency."""
         self._rows = sorted(rows)
 
     def of(self, month: date) -> str:
@@ -41,6 +41,6 @@ def currency_at(moment: datetime) -> Coalesce:
 
 
 def currency_of_month(month: date) -> str:
-    """Return the currency of a month. A month that was closed in another currency keeps its own."""
+    """Return the currency of a month. A closed month keeps the currency of its statement."""
     closed = Statement.objects.filter(month=month, state=StatementState.CLOSED).exclude(currency="")
     return closed.values_list("currency", flat=True).first() or load_billing_currencies().of(month)

@@ -23,7 +23,7 @@ class PriceFactors:
     """
 
     def __init__(self, rows: Iterable[PriceFactor], dedicated_pools: Collection[int] = ()) -> None:
-        """Keep ``rows``, which must be in order of time, and the ids of dedicated pools."""
+        """Group ``rows`` by pool and work. The rows must be in order of time."""
         self._rows: dict[tuple[int | None, int | None, str], list[PriceFactor]] = defaultdict(list)
         for row in rows:
             self._rows[row.pool_id, row.priority, row.workload_type].append(row)
@@ -31,14 +31,14 @@ class PriceFactors:
         self._steps: dict[tuple[int, int, str], tuple[WorkFactor, ...]] = {}
 
     def steps(self, pool: int, priority: int, workload_type: str) -> tuple[WorkFactor, ...]:
-        """Return the factors of work outside of reservations, in order of time; empty if it never has one."""
+        """Return the factors of work outside of reservations, in order of time. The result may be empty."""
         key = (pool, priority, workload_type)
         if key not in self._steps:
             self._steps[key] = () if pool in self._dedicated_pools else self._merged_steps(*key)
         return self._steps[key]
 
     def at(self, pool: int, priority: int, workload_type: str, moment: datetime) -> Decimal:
-        """Return the factor of work outside of reservations at ``moment``; 1 if it has none."""
+        """Return the factor of work outside of reservations at ``moment``; 1 if the work has no factor."""
         steps = [step for step in self.steps(pool, priority, workload_type) if step.since <= moment]
         return steps[-1].factor if steps else NO_FACTOR
 
@@ -59,7 +59,7 @@ class PriceFactors:
         return tuple(merged)
 
     def _in_force(self, pool: int, priority: int | None, workload_type: str) -> list[PriceFactor]:
-        """Return the general factors until the first own factor of the pool, and then its own."""
+        """Return the general factors until the pool's first own factor, and then the pool's own factors."""
         own = self._rows.get((pool, priority, workload_type), [])
         general = self._rows.get((None, priority, workload_type), [])
         return [row for row in general if not own or row.valid_from < own[0].valid_from] + own
@@ -74,7 +74,7 @@ def _last_until(rows: Iterable[PriceFactor], moment: datetime) -> PriceFactor | 
 
 
 def load_price_factors() -> PriceFactors:
-    """Return all price factors. Runs one query, and another one if there are factors."""
+    """Return all price factors. Runs one query, or two if there are factors."""
     rows = list(PriceFactor.objects.order_by("valid_from", "pk"))
     static = Pool.with_removed.filter(kind=PoolKind.STATIC).values_list("pk", flat=True)
     return PriceFactors(rows, set(static) if rows else ())

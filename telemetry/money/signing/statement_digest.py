@@ -1,6 +1,6 @@
 """Compute the digest of a closed month.
 
-Format 1 is the SHA-256 of the statement's CSV. Months that were closed with version 0.1 have it.
+Format 1 is the SHA-256 of the statement's CSV. Months that version 0.1 closed have this format.
 
 Format 2 is the SHA-256 of a text. Each line of the text is a JSON array in UTF-8, followed by a line feed.
 Array elements are separated by a comma and a space, and letters outside ASCII are not escaped. The lines are:
@@ -18,8 +18,8 @@ Array elements are separated by a comma and a space, and letters outside ASCII a
 Each group is in order of id. Amounts are strings with all their decimals. Times are strings with the seconds
 since 1970 (UTC) and six decimals. The columns stand in the order of ``ROWS_SQL``.
 
-The previous month is the month that was closed last. So the digests are a chain: a change of an old month, or
-its removal, shows in the next one.
+The previous month is the month whose close was the last one before this close. So the digests are a chain: if
+an old month is changed or removed, the digest of the next month shows it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ ROWS_SQL = (
 
 
 def digest_of(statement: Statement) -> str:
-    """Return the digest of a closing or closed month, computed from its rows in its own format."""
+    """Return the digest of a closing or closed month, computed from its rows in the statement's format."""
     if statement.digest_format == 1:
         return hashlib.sha256(statement_csv(statement.month).encode()).hexdigest()
     if statement.digest_format != DIGEST_FORMAT:
@@ -102,7 +102,7 @@ def digest_of(statement: Statement) -> str:
 
 
 def previous_month(month: date) -> date | None:
-    """Return the month that was closed last, without ``month`` itself. None if there is none."""
+    """Return the month that was closed last, except ``month`` itself. None if no other month is closed."""
     closed = Statement.objects.filter(state=StatementState.CLOSED).exclude(month=month)
     return closed.order_by("-closed_at", "-month").values_list("month", flat=True).first()
 
@@ -117,7 +117,7 @@ def digest_lines(statement: Statement) -> Iterator[str]:
         "closed_at": statement.closed_at,
     }
     for rows_sql in ROWS_SQL:
-        # A cursor on the server keeps the memory small: a month may have millions of lines.
+        # A month may have millions of lines. A cursor on the server returns them in parts.
         with connection.chunked_cursor() as cursor:
             cursor.execute(rows_sql, values)
             while rows := cursor.fetchmany(ROWS_PER_FETCH):

@@ -93,10 +93,11 @@ def retire_cost_centre(
     why: str = "",
     via: str = "web",
 ) -> CostCentre:
-    """Retire a cost centre: from ``retired_from`` on, it pays for nothing. None takes the retirement back.
+    """Retire a cost centre: from ``retired_from`` on, it pays for nothing.
 
-    Its history stays. Raises Invalid, NotAllowed. Raises OperationRejected while it pays for a project or a
-    dedicated pool from that time on. The error names them.
+    If ``retired_from`` is None, the retirement is withdrawn. Earlier charges and splits stay. Raises Invalid,
+    NotAllowed. Raises OperationRejected if the cost centre pays for a project or a dedicated pool at
+    ``retired_from`` or later. The error names the projects and pools.
     """
     policy.require(actor, "cost_centre.change")
     checks = InputChecks()
@@ -128,7 +129,7 @@ def retire_cost_centre(
 
 
 def checked_entry(checks: InputChecks, given: dict[str, Any]) -> dict[str, str]:
-    """Return the given fields of an entry, checked. A name that looks like a formula is text."""
+    """Return the checked fields of an entry. A name may look like a formula."""
     limits = {
         "name": (MAX_NAME_LENGTH, False),
         "postal_address": (MAX_ADDRESS_LENGTH, True),

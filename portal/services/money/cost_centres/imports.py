@@ -1,6 +1,7 @@
 """Import cost centres, or the splits of projects and dedicated pools, from a CSV file.
 
-A preview runs the whole import in a transaction and takes it back. So it shows exactly what the import does.
+A preview runs the whole import in a transaction and rolls it back. So the preview shows exactly the changes
+that the import would make.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class ImportReport:
 
     @property
     def wrong(self) -> list[ImportedLine]:
-        """Return the lines with a problem. If there is one, nothing is written."""
+        """Return the lines with a problem. If any line has a problem, nothing is written."""
         return [line for line in self.lines if line.problems]
 
     def count(self, state: str) -> int:
@@ -71,7 +72,7 @@ class _Row:
 
 
 def preview_import(*, actor: User, text: str, now: datetime) -> ImportReport:
-    """Return what an import would do, line by line. Nothing is written.
+    """Return the effect that an import would have, line by line. Nothing is written.
 
     Raises NotAllowed. Raises Invalid if the file has no readable header or too many lines.
     """
@@ -85,9 +86,9 @@ def preview_import(*, actor: User, text: str, now: datetime) -> ImportReport:
 def import_cost_centres(
     *, actor: User, text: str, now: datetime, why: str = "", via: str = "web"
 ) -> ImportReport:
-    """Import a CSV file of cost centres or of splits, and return what was done, line by line.
+    """Import a CSV file of cost centres or of splits. Return the effect of each line. Raises NotAllowed.
 
-    Raises NotAllowed. Raises Invalid if a line is wrong: then nothing is written.
+    Raises Invalid if a line is wrong. Nothing is written in this case.
     """
     policy.require(actor, "cost_centre.change")
     with transaction.atomic():
@@ -129,7 +130,10 @@ def _read(text: str) -> tuple[list[str], list[_Row]]:
 
 
 def _table(checks: InputChecks, text: str) -> list[list[str]]:
-    """Return the cells of a CSV text. The delimiter is the one that its first line has most often."""
+    """Return the cells of a CSV text.
+
+    The delimiter is the character of DELIMITERS that occurs most often in the first line.
+    """
     if not isinstance(text, str) or len(text) > MAX_CHARACTERS or "\0" in text:
         checks.note("csv", None, cost_centre_problems.FILE_UNREADABLE.format(most=f"{MAX_CHARACTERS:,}"))
         return []
@@ -208,7 +212,7 @@ def _store_entry(code: str, given: dict[str, str], context: Mapping[str, Any]) -
 
 
 def _import_splits(rows: list[_Row], context: Mapping[str, Any]) -> None:
-    """Set the splits. All lines with one project or pool and one date are one split."""
+    """Set the splits. All lines with the same project or pool and the same date are one split."""
     groups: dict[tuple[str, str, str], list[_Row]] = defaultdict(list)
     for row in rows:
         values = row.values

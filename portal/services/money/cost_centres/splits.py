@@ -44,18 +44,19 @@ def set_split(
     why: str = "",
     via: str = "web",
 ) -> list[CostCentreShare]:
-    """Set the cost centres that pay for a project, or for a dedicated pool while unused, from a date on.
+    """Set the cost centres that pay for a project, or for a dedicated pool's unused time, from a date on.
 
     ``shares`` are pairs of a code and a percent; the percents sum to 100. A split with the same date is
-    replaced. The date may be past, in a month that is not closed: charging rewrites the lines since then.
-
-    Raises Invalid, NotAllowed. Raises OperationRejected if this split is in force at that time already.
+    replaced. The date may be in the past if its month is not closed. Charging then rewrites the lines since
+    the date. Raises Invalid, NotAllowed. Raises OperationRejected if the same shares already apply at the
+    date.
     """
     policy.require(actor, "cost_centre.change")
     checks = InputChecks()
     why = checks.text("why", why, least=0, most=300)
     with transaction.atomic():
-        # A close takes this lock, too: the month of ``valid_from`` stays open until the split is stored.
+        # A close takes the same lock. So the month of ``valid_from`` cannot be closed before the split is
+        # stored.
         lock_ledger()
         split, payer, valid_from = _checked(checks, shares, valid_from, project, pool, lock=True)
         checks.done()
@@ -65,7 +66,8 @@ def set_split(
         if before == split:
             numbers = {"split": split_text(split), "subject": subject.name}
             raise OperationRejected("split_is_in_force", numbers, field="shares")
-        # Of two splits with one date, the newest counts, even if a clock was set back.
+        # If two splits have the same date, the newest ``created_at`` applies. Make this split the newest,
+        # even if the clock was set back.
         earlier = CostCentreShare.objects.filter(project=project, pool=pool, valid_from=valid_from)
         newest: datetime | None = earlier.aggregate(newest=Max("created_at"))["newest"]
         created_at = now if newest is None else max(now, newest + timedelta(microseconds=1))
@@ -120,7 +122,7 @@ def has_split(project: Project | None, pool: Pool | None, moment: datetime) -> b
 
 
 def earliest_start() -> datetime | None:
-    """Return the earliest start of a new split: the end of the last closed month. None if none is closed."""
+    """Return the end of the last closed month: new splits start then or later. None if no month is closed."""
     last_closed = Statement.objects.exclude(state=StatementState.OPEN).order_by("-month").first()
     return month_bounds(next_month(last_closed.month))[0] if last_closed else None
 
