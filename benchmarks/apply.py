@@ -111,7 +111,8 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
     decisions = plan(state, core_values.epoch_seconds(now))
     plan_seconds = time.perf_counter() - started
     recorder, ordered = CycleRecorder(), sort_rows(state)
-    # The first recording of a recorder is larger: it includes all hardware. Write it before the measurement.
+    # The first recording includes all hardware and is larger than later ones. Write it before the
+    # measurement.
     _keep(
         recorder,
         dataclasses.replace(ordered, queued=ordered.queued[1:]),

@@ -56,7 +56,7 @@ MODEL = "H100-80GB"
 REAL = ("real-1", "real-2")
 PROCESSES = 2  # processes that run the light agents
 JOIN_SECONDS = 300.0
-SETTLE_SECONDS = 10.0  # wait between the first job and the start of the measurement
+SETTLE_SECONDS = 10.0  # time from the first job to the start of the measurement
 JOB_SECONDS = 20
 REFUSED = "gpupool_edge_agents_refused_total"
 

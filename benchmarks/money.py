@@ -37,7 +37,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     if options.only:
         return forecast
 
-    os.environ["GPUPOOL_LINE_LENGTH"] = "day"  # as in production
+    os.environ["GPUPOOL_LINE_LENGTH"] = "day"  # the default in production
     import django
 
     django.setup()

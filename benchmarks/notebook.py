@@ -8,8 +8,8 @@ the agent, the start of JupyterLab, the one-time link through the edge, the Jupy
 the kernel's answer to `print(6*7)`. Launches run one after another. Each notebook is stopped, and its GPU is
 free again, before the next launch.
 
-With `--against jupyterhub`, launches of JupyterHub are measured too. It is installed into a temporary
-environment with its simple local spawner and Node's configurable-http-proxy. A launch of JupyterHub lasts
+With `--against jupyterhub`, launches of JupyterHub are measured too. JupyterHub is installed into a temporary
+environment, with its simple local spawner and Node's configurable-http-proxy. A launch of JupyterHub lasts
 from the request to start the server to the kernel's answer.
 """
 

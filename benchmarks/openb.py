@@ -2,9 +2,9 @@
 
     ./run bench openb --nodes openb_node_list_gpu_node.csv --pods openb_pod_list_default.csv --seeds 42-51
 
-The cluster starts empty, and no pod ends. Each seed gives one order in which the pods arrive. It begins with
-all pods of the list, shuffled. More pods are then drawn from the list until the pods have requested 1.3 times
-the cluster's GPUs. A pod is placed when it arrives, or dropped if it does not fit.
+The cluster starts empty, and no pod ends. Each seed gives one order in which the pods arrive. All pods of the
+list arrive first, shuffled. Then more pods are drawn from the list at random, until all arrived pods together
+have requested 1.3 times the cluster's GPUs. A pod is placed when it arrives, or dropped if it does not fit.
 
 The figure is the share of the cluster's GPUs in use at the time when the arrived pods have requested 100 % of
 the GPUs.

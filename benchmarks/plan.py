@@ -59,10 +59,10 @@ def main(argv: list[str]) -> dict[str, Any]:
     """Plan ``--rounds`` times and report the fastest plan. ``violations`` counts the verifier's findings.
 
     - ``seconds``: a whole cycle from a snapshot, without any cached state.
-    - ``one_ask_seconds``: a cycle of the incremental planner on the same pool, if a new request is the only
-      one that waits.
-    - ``one_ask_in_queue_seconds``: a cycle for a new request if all other requests wait too, as if the
-      previous plan had never been carried out.
+    - ``one_ask_seconds``: a cycle of the incremental planner for a new request. The pool is the same, but no
+      other request waits.
+    - ``one_ask_in_queue_seconds``: the same, but all requests of the queue wait too. The previous plan is not
+      carried out.
     - ``settled``: figures of the pool some time after the previous plan was carried out. This is the usual
       state of an engine that plans continuously. Here, ``seconds`` is the time of a new request with
       explanations, and ``decided_seconds`` is the time without explanations.

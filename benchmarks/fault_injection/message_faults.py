@@ -63,7 +63,7 @@ class Direction:
 
 @dataclass
 class MessageFaults:
-    """A source of random faults, one choice for each frame.
+    """A source of random faults. It chooses a fault, or none, for each frame.
 
     While ``rng`` is None, all frames pass unchanged.
     """
@@ -102,7 +102,7 @@ class MessageFaults:
 
 
 class FaultyWire:
-    """A WebSocket as an agent sees it. Faults are injected into its messages."""
+    """The agent's end of a WebSocket. Faults are injected into the messages."""
 
     def __init__(
         self, socket: aiohttp.ClientWebSocketResponse, faults: MessageFaults, up: Direction, down: Direction

@@ -41,7 +41,7 @@ class Fault:
 
     name: str
     pass_condition: str
-    seconds: float  # longest recovery with which a round passes
+    seconds: float  # a round fails if the recovery takes longer
     do: Callable[[FaultContext], float]
     under_load: bool = True
     cheap: bool = False  # True: --short also injects this fault

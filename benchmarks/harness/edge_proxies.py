@@ -1,6 +1,4 @@
-"""Pass the traffic between agents and the edge through proxies, which can be closed or can
-disturb messages.
-"""
+"""Pass the traffic between agents and the edge through proxies. A proxy can be closed or disturb messages."""
 
 from __future__ import annotations
 

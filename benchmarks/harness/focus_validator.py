@@ -20,8 +20,8 @@ FOCUS_VALIDATOR_VERSION = "2.2.1"
 FOCUS_VALIDATOR_DATASET_VERSION = "1.2"
 MIN_PYTHON = (3, 12)
 # Conditions of the specification that hold for gpupool. Rules with other conditions are skipped.
-# CAPACITY_RESERVATION_SUPPORTED is left out, because version 2.2.1 ignores the conditions of two rules. It
-# demands that CapacityReservationStatus is null in every row, and also that it is not null in every row.
+# CAPACITY_RESERVATION_SUPPORTED holds too, but is left out. With it, version 2.2.1 applies two contradictory
+# rules to every row: CapacityReservationStatus must be null, and it must not be null.
 APPLICABILITY = (
     "PUBLIC_PRICE_LIST_SUPPORTED",
     "NEGOTIATED_PRICING_SUPPORTED",
@@ -33,7 +33,8 @@ APPLICABILITY = (
 )
 # Newer versions need NumPy 2, which focus-validator excludes.
 _PACKAGES = (f"focus-validator=={FOCUS_VALIDATOR_VERSION}", "pyarrow<21")
-# By rule: its two alternatives. One of them must hold, but the validator reports each one that does not.
+# By rule: its two alternatives. Only one of the alternatives must hold, but the validator reports each
+# alternative that does not hold.
 _ALTERNATIVES = {"InvoiceId-C-003-C": ("InvoiceId-C-004-C", "InvoiceId-C-005-C")}
 _INSTALL_SECONDS, _RUN_SECONDS = 300, 900
 _SUMMARY = re.compile(r"Total: (\d+) \| Pass: (\d+) \| Fail: (\d+) \| Skipped: (\d+)")
@@ -44,7 +45,7 @@ _FAILURE = re.compile(r"^- (\S+: violations=.*)$", re.MULTILINE)
 class FocusValidatorResult:
     """The result of focus-validator. If it could not run, ``version`` and ``failed`` are None.
 
-    ``failed`` does not count an alternative of a rule that holds as a whole.
+    If one alternative of a rule holds, ``failed`` does not count the other alternative.
     """
 
     version: str | None

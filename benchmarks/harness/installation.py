@@ -59,9 +59,9 @@ class LocalHost:
     edge: str = ""
     service: Any = None
     cut: bool = field(default=False)
-    command: list[str] = field(default_factory=list)  # starts its agent; ``inside`` wraps it in the namespace
-    # True for a host that can reboot: its agent reads its boot id from a bind-mounted file. Only one host can
-    # reboot, because bubblewrap does not run with mounts over /proc.
+    command: list[str] = field(default_factory=list)  # starts its agent, without the wrapping of ``inside``
+    # True if the host can reboot. The agent of such a host reads the boot id from a bind-mounted file. Only
+    # one host can reboot, because bubblewrap cannot run with this mount over /proc.
     reboots: bool = False
 
     @property

@@ -1,6 +1,7 @@
 """Measure notebook launches of JupyterHub, for comparison.
 
-JupyterHub is installed into its own environment, with its simple local spawner and Node's proxy.
+JupyterHub is installed into an environment of its own, with its simple local spawner and Node's
+configurable-http-proxy.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from django.db import connection, models
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange, NumericRange
 
 ROWS_PER_WRITE = 2_000
-# The names are those of pg_constraint.contype: foreign keys and exclusion constraints.
+# In pg_constraint, the types f and x are foreign keys and exclusion constraints.
 _CONSTRAINTS_SQL = """
 SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint
 WHERE conrelid = ANY(%s::regclass[]) AND contype IN ('f', 'x') AND conparentid = 0 ORDER BY conname"""
@@ -33,7 +33,7 @@ def as_owner() -> Iterator[Any]:
 def unchecked(tables: Sequence[str]) -> Iterator[None]:
     """Load rows into these tables without their triggers, foreign keys and exclusion constraints.
 
-    The constraints are created again at the end, which checks all rows.
+    At the end, the constraints are created again. PostgreSQL then checks all rows.
     """
     with as_owner() as cursor:
         cursor.execute(_CONSTRAINTS_SQL, [list(tables)])
@@ -52,7 +52,7 @@ def unchecked(tables: Sequence[str]) -> Iterator[None]:
 
 
 class TableLoader:
-    """Loads rows of one model with COPY. Columns that a row does not name have the value of ``template``."""
+    """Loads rows of one model with COPY. ``template`` has the values of all columns that do not vary."""
 
     def __init__(self, template: models.Model, varying: Sequence[str]) -> None:
         """``varying`` are the columns that each row gives, in this order. They include the primary key."""

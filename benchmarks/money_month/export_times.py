@@ -17,9 +17,9 @@ FOCUS_KIND, DOCUMENTS_KIND = "focus-cost-and-usage", "pdf-zip"
 
 
 def time_exports(month: date) -> dict[str, Any]:
-    """Return the times of the exports, and True in ``identical`` if repeated exports have the same bytes.
+    """Return the times of the exports. ``identical`` is True if repeated exports have the same bytes.
 
-    A figure is ``not built`` if the registry of exports does not have its kind.
+    A figure is ``not built`` if no such kind of export is registered.
     """
     figures: dict[str, Any] = {}
     figures |= _xlsx(month) | _focus(month) | _documents(month)

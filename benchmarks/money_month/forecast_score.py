@@ -2,11 +2,11 @@
 
     ./run bench money --only forecast --json
 
-Each seed is 13 months of 20 teams with generated daily spending: weekday shape, noise that lasts for some
-days, slow growth, public holidays, bursts, and one lasting change of the level (trend break) on a random day.
-Some teams start within the year. The last month is forecast after 4, 7 and 14 days, and the forecasts are
-compared with its real total. The constants of the method were chosen on seeds 1 to 20; the benchmark uses
-other seeds.
+Each seed gives the daily spending of 20 teams in 13 months. The spending depends on the weekday and on public
+holidays, and grows slowly. It has noise that lasts for some days, and bursts. On one random day, the level
+changes permanently (trend break). Some teams start within the year. The last month is forecast after 4, 7 and
+14 days, and the forecasts are compared with the real total of the month. The constants of the forecast were
+chosen with seeds 1 to 20. The benchmark uses other seeds.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ DAYS_ELAPSED = (4, 7, 14)
 MONTHS, TEAMS = 13, 20
 UNSEEN_SEEDS = range(101, 121)
 PUBLIC_HOLIDAYS = ((1, 1), (1, 6), (4, 3), (4, 6), (5, 1), (5, 14), (5, 25), (10, 3), (11, 1))
-YEAR_END = ((12, 24), (1, 2))  # first and last day of the quiet days around New Year
+YEAR_END = ((12, 24), (1, 2))  # first and last day of the period of low spending around New Year
 
 
 def score_forecasts(seeds: range) -> dict[str, Any]:
-    """Return the mean absolute percentage errors of the forecast and of a linear one, by days elapsed.
+    """Return the mean absolute percentage errors of the forecast and of ``linear_forecast``, by known days.
 
-    ``forecast_inside_range`` is the share of months that ended inside the forecast range; 0.8 is nominal.
+    ``forecast_inside_range`` is the share of forecasts whose range contains the real total. It should be 0.8.
     """
     errors: dict[int, list[float]] = {days: [] for days in DAYS_ELAPSED}
     linear_errors: dict[int, list[float]] = {days: [] for days in DAYS_ELAPSED}
@@ -74,7 +74,10 @@ def month_after(month: date, following: date, elapsed: int) -> SpendPeriod:
 
 
 def organisation(seed: int) -> list[tuple[dict[date, float], list[date]]]:
-    """Return (spending by day, first days of the months and of the next month) for each team."""
+    """Return (spending by day, months) for each team.
+
+    ``months`` has the first day of each month, and of the month after the last one.
+    """
     rng = random.Random(seed)
     first = date(2024 + rng.randrange(2), rng.randrange(1, 13), 1)
     months = [first]

@@ -1,6 +1,6 @@
 """Measure the charging, the audit and the close of a month.
 
-The month is charged in a process of its own, so that the memory of other steps does not count.
+A separate process charges the month, so that its memory figure does not include other steps.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ def _charge_process(start: datetime, end: datetime) -> dict[str, Any]:
 
 
 def charge_month(start: datetime, end: datetime) -> dict[str, Any]:
-    """Charge ``[start, end)`` as after an outage of the whole month, until no fact is left to settle.
+    """Charge ``[start, end)`` as after an outage of the whole month.
 
-    Then charge once more without new facts. Returns the number of lines, the lines per second with their
-    evidence, settlement, sums and cents, and the time of the run without new facts.
+    Charging runs until every end of work is settled, and then once more without new facts. Returns the number
+    of lines, the lines per second, and the time of the last run. The lines per second include the work for
+    evidence, settlement, sums and cents.
     """
     from telemetry.models import Charge
     from telemetry.money.charges import charge_all_gpus
@@ -62,7 +63,7 @@ def charge_month(start: datetime, end: datetime) -> dict[str, Any]:
 
 
 def _facts_wait() -> bool:
-    """Return True if an end of charged work is not settled yet."""
+    """Return True if charged work has ended and its end is not settled yet."""
     from django.db.models import F
 
     from scheduler.models import Allocation
@@ -74,8 +75,8 @@ def _facts_wait() -> bool:
 def close_and_audit(month: date, now: datetime, closer: Any) -> dict[str, Any]:
     """Close the month. Return the time of the close without its audit, and the time of the audit.
 
-    ``audit_differences`` are all differences that the audit finds. Raises OperationRejected if a check of the
-    close fails.
+    ``audit_differences`` is the number of differences that the audit finds. Raises OperationRejected if a
+    check of the close fails.
     """
     from telemetry.audit.ledger_audit import audit_ledger
     from telemetry.money import close_checks, statements
@@ -98,7 +99,7 @@ def close_and_audit(month: date, now: datetime, closer: Any) -> dict[str, Any]:
 
 
 def amount_differences(month: date) -> dict[str, Any]:
-    """Return the number of differences between sums of cents, and the difference of the conservation."""
+    """Return the number of wrong sums of cents, and the amount by which charges and losses miss the cost."""
     from telemetry.ledger.cents import cent_differences
     from telemetry.models import Statement
     from telemetry.money.reconciliation import reconcile_costs

@@ -33,9 +33,9 @@ SLICES_PER_GPU = 7
 MODELS = {"H100-80GB": ("2.1034", "2.7"), "A100-40GB": ("1.2507", "1.6")}
 PROJECTS_PER_TEAM = 10
 PEOPLE_PER_PROJECT = 2
-# One host of so many: is sliced, is reserved for the whole month, is of the dedicated pool.
+# One in this many hosts is split into slices, is reserved for the whole month, or is in the dedicated pool.
 SLICED_EVERY, RESERVED_EVERY, DEDICATED_EVERY = 20, 25, 10
-# One host of so many: has a maintenance, is silent for a while.
+# One in this many hosts has a maintenance, or is silent for an hour.
 MAINTENANCE_EVERY, SILENT_EVERY = 30, 40
 BATCH = 5_000
 
@@ -132,9 +132,9 @@ def _prices(special: Pool, start: datetime, end: datetime) -> None:
 def _cost_centres(
     projects: list[int], dedicated: Pool, start: datetime, end: datetime, rng: random.Random
 ) -> None:
-    """Name a cost centre for each project, and one of them for the dedicated pool.
+    """Name a cost centre for each project. The first cost centre also pays for the dedicated pool.
 
-    One project in five changes to the cost centre of another project in the middle of the month.
+    In the middle of the month, about one project in five changes to another cost centre.
     """
     codes = [f"CC-{4100 + n}" for n in range(len(projects))]
     middle = (start + (end - start) / 2).replace(hour=0, minute=0, second=0, microsecond=0)

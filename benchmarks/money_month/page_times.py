@@ -1,4 +1,4 @@
-"""Measure the pages of chargeback for finance: the overview, and each level below it."""
+"""Measure the chargeback pages for finance: the overview, and the levels of the drill-down below it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from unittest import mock
 
 from django.db import connection
 
-DRILL_DOWNS = 10  # cost centres whose levels are opened
+DRILL_DOWNS = 10  # cost centres in which the drill-down is measured
 
 
 def time_pages(month: date, now: datetime, viewer: Any, rounds: int) -> dict[str, Any]:
-    """Return the 95th percentiles of the overview and of all levels below it, and the overview's queries.
+    """Return the 95th percentiles of the overview and the drill-down, and the overview's number of queries.
 
-    Requests run through Django's test client. The month is shown as at ``now``.
+    Requests run through Django's test client. The pages take ``now`` as the current time.
     """
     from django.test import Client
 
@@ -37,7 +37,10 @@ def time_pages(month: date, now: datetime, viewer: Any, rounds: int) -> dict[str
 
 
 def drill_down_paths(month: date, count: int) -> list[str]:
-    """Return the addresses of all levels below cost centres, each at the row with the highest charge."""
+    """Return the addresses of a drill-down into ``count`` cost centres, and of other overviews.
+
+    On each level, the drill-down opens the row with the highest charge.
+    """
     from telemetry.reads.chargeback import DRILL_DOWN, charges_by
 
     paths = ["&by=user", "&by=project", "&by=team"]

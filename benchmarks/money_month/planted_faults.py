@@ -1,4 +1,6 @@
-"""Plant faults in a closed month without the triggers. Count those that the audit or the digest finds.
+"""Disable the triggers and plant faults in a closed month.
+
+Count the faults that the audit or the digest finds.
 
 Everything is rolled back.
 """
@@ -21,8 +23,8 @@ INSERT INTO telemetry_charge ({columns}) SELECT {values} FROM telemetry_charge W
 def plant_and_find(month: date, now: datetime) -> dict[str, int]:
     """Return the numbers of planted and of caught faults.
 
-    A fault of a line is caught if the audit names the line and the field. The four lines are of different
-    GPUs, and one audit finds all of them.
+    A fault in a line is caught if the audit names the line and the field. Four faults are planted in lines of
+    different GPUs, so that one audit can find them all. The fifth fault is a wrong digest.
     """
     from telemetry.audit.ledger_audit import audit_ledger
     from telemetry.models import Statement
@@ -62,7 +64,7 @@ def _past_triggers() -> Any:
 
 
 def _charged_lines(month: date, count: int) -> list[int]:
-    """Return lines of held time, each of another GPU, that begin after noon of the month's 20th day."""
+    """Return ``count`` lines of held time, each on a different GPU. They begin after noon on the 20th."""
     from telemetry.models import Charge
 
     lines = Charge.objects.filter(

@@ -26,8 +26,8 @@ END_WEIGHTS = (80, 6, 3, 2, 9)
 TYPES = (("job", "training"), ("job", "inference"), ("job", "other"), ("notebook", "interactive"))
 TYPE_WEIGHTS = (60, 15, 10, 15)
 LONG_JOB_SHARE, LONG_JOB_FACTOR = 0.12, 8.0
-PAUSE_SHARE, MEAN_PAUSE = 0.5, 0.3  # mean pause, relative to the mean length of usual jobs
-# One in this many hosts has hour rollups. They are the evidence of its charge lines.
+PAUSE_SHARE, MEAN_PAUSE = 0.5, 0.3  # MEAN_PAUSE is relative to the mean length of usual jobs
+# One in this many hosts has hour rollups, which give its charge lines their usage evidence.
 MEASURED_EVERY = 20
 HOUR = 3_600
 SHORTEST_JOB_SECONDS = 20
@@ -36,7 +36,7 @@ TABLES = ("scheduler_workload", "scheduler_run", "scheduler_allocation", "teleme
 
 @dataclass
 class Lane:
-    """Units of one host that are always held together, and the number of jobs in them."""
+    """Units of one host that are always held together. ``jobs`` is the number of jobs that use the lane."""
 
     host: BusyHost
     units: list[tuple[int, int, int]]
@@ -120,7 +120,7 @@ def _job(
     code = rng.choices(END_CODES, END_WEIGHTS)[0]
     saved = begin + (end - begin) * rng.random() if rng.random() < 0.7 else None
     project = lane.host.project or rng.choice(organisation.projects)
-    # The last job of a lane ends with the month, up to the rounding of floats.
+    # The last job of a lane ends with the month. Rounding of floats could move its end after the month.
     end = min(end, organisation.end.timestamp())
     return Job(number, lane, begin, end, project, kind, work_type, code, saved)
 

@@ -297,8 +297,9 @@ class EvictionBeneficiary:
     def is_allowed(self, stopped: list[int], kind: KindTuple) -> bool:
         """Return True if quota, caps and spare capacity allow a start after these workloads have stopped.
 
-        True is certain, because the other work that the plan starts is counted. False is not certain: the
-        result is always False in a pool with spare capacity that the workload may not use.
+        If the result is True, the start is certainly allowed, because the other work that the plan starts is
+        counted. If the result is False, the start may still be allowed. For example, the result is always
+        False in a pool with spare capacity that the workload may not use.
         """
         spare = self.lookups.pools[self.queued.pool].policy.spare_slots
         may_use_spare = self.queued.priority is Priority.CRITICAL or self.queued.reservation is not None

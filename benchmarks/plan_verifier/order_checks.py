@@ -111,8 +111,8 @@ def guarantees_come_before_borrowing(lookups: PlanLookups) -> Iterator[str]:
 def borrowers_share_fairly(lookups: PlanLookups) -> Iterator[str]:
     """Report borrowers that overtake work of a team with less use.
 
-    The use of a team is its decayed use divided by its weight. The use that this plan adds to the overtaken
-    team is included.
+    The use of a team is its decayed use divided by its weight. The use of the overtaken team includes the use
+    that this plan adds.
     """
     for waiting, started, _ in _overtaken_pairs(lookups):
         if waiting.team == started.team or not _only_borrows(lookups, started):

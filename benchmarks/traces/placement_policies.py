@@ -206,11 +206,10 @@ class NodeStateIndex:
 class Fgd(PlacementPolicy):
     """Fragmentation gradient descent (USENIX ATC'23): choose the place where the fragments grow least.
 
-    For each of the most frequent requests, the fragments of a node are the free GPU capacity that the request
-    cannot use. Their sum is weighted by the frequency of the requests.
-
-    The score has 100 steps, as published. Of nodes with equal scores, the one with the lowest number is
-    chosen. Both details affect the result.
+    The fragments of a node for a request are the free GPU capacity that the request cannot use. The policy
+    adds up the fragments for the most frequent requests, weighted by the frequency of each request. The score
+    is rounded to 100 steps, as published. If nodes have equal scores, the node with the lowest number is
+    chosen. The rounding and this choice both affect the result.
     """
 
     COVERED = 0.95  # share of all requests that the most frequent requests cover
@@ -332,8 +331,8 @@ class ProductRule(PlacementPolicy):
         self.gpu_states = self.rule.tables.gpu_states
         self.state_of: Ints = np.array([self.gpu_states.number(row) for row in nodes.gpu], dtype=np.int64)
         self.placed = 0
-        # Array [way, GPU state before the request] of the states after it. The key is the request's
-        # (whole GPUs, thousandths of a GPU).
+        # The GPU states after a request, as an array [way, GPU state before the request]. The key is the
+        # (whole GPUs, thousandths of a GPU) that the request needs.
         self._after: dict[tuple[int, int], Ints] = {}
 
     def took(self, node: int) -> None:

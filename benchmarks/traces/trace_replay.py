@@ -137,7 +137,7 @@ class TraceReplay:
         return row
 
     def _on_event(self, event: SimulationEvent) -> None:
-        assert event.workload is not None  # it is None for events of reservations, and there are none
+        assert event.workload is not None  # only events of reservations have no workload
         if event.kind is SimulationEventKind.PLACED:
             self.started.setdefault(event.workload, event.at)
             self.on_start(event.workload, event.at)

@@ -44,7 +44,7 @@ def crowded(seed: int, now: int, hosts: int = 5, waiting: int = 15) -> Snapshot:
     pool = PoolInfo(1, "crowded", PoolKind.DYNAMIC, None, policy)
     rows = [_host(rng, number) for number in range(1, hosts + 1)]
     units = [unit for host in rows for unit in _units(rng, host.id)]
-    shares = random.Random(-seed)  # a separate generator leaves the other random choices of a seed unchanged
+    shares = random.Random(-seed)  # separate, so that it does not change the other random choices of a seed
     rows = [replace(host, home_storage=shares.choice((None, 1, 2))) for host in rows]
     rng.shuffle(units)
     running = _running(rng, units, now)

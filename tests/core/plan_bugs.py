@@ -145,7 +145,7 @@ def extra(placement: Placement, **change: Any) -> Bug:
 
 
 def row(table: str, key: int, **change: Any) -> Bug:
-    """Return a bug that changes a row of the snapshot but not the plan, which was made for the old row."""
+    """Return a bug that changes a row of the snapshot. The plan stays as it was made for the old row."""
 
     def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
         rows = getattr(snapshot, table)
@@ -231,7 +231,7 @@ def maintenance(start: int, end: int) -> Bug:
 def reserved_later(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:
     """Add a reservation that starts in ten minutes and needs five GPUs of the first host.
 
-    At that time, planned work and another reservation use at least four of the eight GPUs.
+    At the start, work of the plan and another reservation use at least four of the eight GPUs.
     """
     promise = ReservationInfo(
         11, 1, 1, 1, Ask(5, labels=frozenset({("site", "north")})), NOW + 600, NOW + HOUR
@@ -363,7 +363,7 @@ def small_plan(*rows: QueuedWorkload, placed: Placement, waits: int, **more: Any
     """Return a bug that replaces snapshot and plan by a small example on one host of 8 GPUs.
 
     The plan places ``placed``. If ``waits`` is not 0, the plan refuses the workload with this id. ``more``
-    replaces tables of the snapshot.
+    has tables that replace tables of the snapshot.
     """
 
     def bug(snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, Plan]:

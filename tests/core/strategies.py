@@ -394,9 +394,9 @@ class PoolMaker:
         return [u for u in self.units if u.id not in held]
 
     def _choose_free(self, free: list[UnitInfo], profile: str) -> tuple[list[UnitInfo], list[UnitInfo]]:
-        """Return some free units of a profile, and the other free units.
+        """Return some free units of a profile, and the remaining free units.
 
-        If shares of a GPU are chosen, its other shares are not returned as free.
+        If shares of a GPU are chosen, the other shares of this GPU are in neither result.
         """
         chosen = [u for u in free if u.profile == profile][: self.choose.one_of(0, 1, 2, 4)]
         shared = {u.gpu for u in chosen if u.profile == SHARE}

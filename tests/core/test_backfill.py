@@ -92,9 +92,9 @@ def test_started_work_does_not_delay_a_workload_with_held_units(seed: int) -> No
 
 @pytest.mark.parametrize("seed", seeds(short=10, total=20))
 def test_with_correct_predictions_the_first_workload_starts_as_expected(seed: int) -> None:
-    """Submit all work at once; all work runs as long as predicted.
+    """Submit all work at once.
 
-    Backfilled work must not delay the first workload.
+    All runtimes are as predicted, so backfilled work must not delay the first workload.
     """
     rng = random.Random(seed)
     asked = [random_workload(rng, n, 0) for n in range(1, 31)]

@@ -148,7 +148,7 @@ def test_work_after_the_last_known_time_starts_one_after_another() -> None:
 
 
 def test_a_later_reservation_does_not_move_the_expected_starts_of_preemptible_work() -> None:
-    """Queue a gang that needs all four hosts and starts when the last one is free. It evicts no work."""
+    """Queue a gang that needs all four hosts. It evicts no work and starts when the last host is free."""
     ends = {host: NOW + host * HOUR for host in range(1, HOSTS + 1)}
     running = tuple(
         RunningWorkload(

@@ -1,4 +1,4 @@
-"""Test a host on which running work holds more CPU and memory than the host now has."""
+"""Test an overcommitted host: running work holds more CPU and memory than the host now has."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 ``tests/fixtures/plans_format_1.jsonl.xz`` has one recording of format 1 in each line, with two additional
 keys: ``plan`` is the whole plan, ``source`` says how the snapshot was made. ``serialization.read_recording``
 reads the snapshot with the present names. ``PRESENT_NAMES`` maps the recorded plan to present names. If a
-table or column of a plan gets another name, add it there.
+table or column of a plan is renamed, add the new name to ``PRESENT_NAMES``.
 """
 
 from __future__ import annotations

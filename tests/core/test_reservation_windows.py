@@ -110,7 +110,7 @@ def test_the_first_window_is_found_to_the_minute() -> None:
 
 
 def test_a_proposed_window_stays_available_for_a_while() -> None:
-    """Check that a proposal starts later than the first window that fits now.
+    """Check that a proposed window starts later than the first window that fits now.
 
     Preemptible work blocks a window for a minute of notice and grace, counted from the time of the request.
     So the first window that fits now would not fit a second later.

@@ -44,8 +44,8 @@ def test_without_similar_jobs_the_prediction_is_the_usual_share_of_the_limit() -
 def test_jobs_of_another_size_or_with_a_limit_over_three_times_apart_do_not_count() -> None:
     far = [(queued(36_000), 7)] * 5
     large = [(queued(3600, units=2), 7)] * 5
-    # These jobs are not similar, so only the share of their limit that they used counts: 7/36,000 or 7/3,600.
-    # The median of these shares times the limit of 3,600 is 3.85.
+    # These jobs are not similar to the predicted job. So the prediction uses only the shares of their limits
+    # that they needed, 7/36,000 or 7/3,600. The median share times the limit of 3,600 is 3.85.
     assert history_of(*far, *large).predict(queued(3600)) == 4
     assert history_of(*[(queued(10_800), 50)] * 5).predict(queued(3600)) == 50
     assert size_class(5) == size_class(7) == (4, 8)

@@ -27,7 +27,7 @@ def test_a_workload_that_leaves_its_earmarked_unit_must_leave_the_spare_capacity
 ) -> None:
     """Check on which of five free units a workload starts. One of the units is earmarked for it.
 
-    The best place is another unit, the only one of its host. If the pool keeps four units as spare capacity,
+    The best place is another unit: the only unit of its host. If the pool keeps four units as spare capacity,
     the workload may start there, because its earmarked unit then becomes free. If the pool keeps all five
     units, the workload starts on its earmarked unit, which does not count as spare capacity.
     """

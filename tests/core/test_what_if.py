@@ -264,7 +264,8 @@ def test_the_criterion_that_decides_the_order_is_reported() -> None:
 def test_a_workload_behind_its_own_team_has_its_team_as_the_reason() -> None:
     """Make workload 1 wait behind a later workload of another team.
 
-    The reason is the team of workload 1: its workload 3 has a higher priority and uses the team's turn.
+    The reason is in the team of workload 1: workload 3 of this team has a higher priority and uses the team's
+    turn.
     """
     ask = Ask(1, models=("H100",))
     none = (QuotaInfo(1, 1, "H100", 0), QuotaInfo(2, 1, "H100", 0))

@@ -15,8 +15,8 @@ import pytest
 
 from tools.processes import descendants, process_start
 
-# Like a benchmark with a whole site, this one starts a process in its own session, which starts another
-# process.
+# Like the benchmarks with a whole site, this benchmark starts a process in a new session, and this process
+# starts another process.
 BENCHMARK = """
 import pathlib, subprocess, time
 
@@ -32,7 +32,7 @@ def main(arguments):
 
 
 class Bench:
-    """A running `./run bench` of the benchmark above, in a copy of the checkout."""
+    """A running `./run bench` with the benchmark above, in a copy of the checkout."""
 
     def __init__(self, checkout: Path, services: tuple[str, ...], *arguments: str) -> None:
         (checkout / "benchmarks" / "waiting.py").write_text(BENCHMARK.format(services=services))
@@ -40,7 +40,8 @@ class Bench:
         self.seen: dict[int, str | None] = {}
         command = [sys.executable, str(checkout / "run"), "bench", "waiting", str(self.mark), *arguments]
         env = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
-        # Under nohup this process ignores SIGHUP, and its children would inherit that.
+        # If the tests run under nohup, this process ignores SIGHUP. Reset this, because child processes
+        # inherit it.
         self.process = subprocess.Popen(
             command,
             env=env,

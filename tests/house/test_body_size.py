@@ -1,4 +1,4 @@
-"""Test in the real server that the web process rejects too long a body without reading all of it."""
+"""Test with a real server that the web process rejects a body that is too long without reading all of it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.xdist_group("house")
 def test_the_runner_keeps_tests_of_a_group_together(request: pytest.FixtureRequest) -> None:
-    """Check the suffix of test names by which pytest-xdist marks a group (--dist loadgroup).
+    """Check that pytest-xdist adds the group to test names, as ``--dist loadgroup`` requires.
 
     One version silently omitted the suffix (issue 1386 of pytest-xdist).
     """

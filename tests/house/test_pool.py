@@ -110,7 +110,7 @@ def test_only_closed_idle_connections_are_checked_and_replaced(
 def test_attempts_to_connect_have_constant_pauses(
     address: dict[str, Any],
 ) -> None:
-    """Wait for 12 attempts. With psycopg's own growing pauses, the twelfth would begin after half an hour."""
+    """Wait for 12 attempts. psycopg's own pauses grow: its twelfth attempt would begin after half an hour."""
     away = {**address, "host": "127.0.0.1", "port": 1}
     now: dict[str, Any] = dict(away)
     attempts: list[dict[str, Any]] = []

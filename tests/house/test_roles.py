@@ -33,7 +33,7 @@ def test_the_program_role_cannot_change_the_schema(statement: str) -> None:
 
 @pytest.mark.django_db
 def test_security_definer_functions_have_a_fixed_search_path() -> None:
-    """Check the search path: it prevents that a caller's temporary table replaces a table of the schema."""
+    """Check the search path. Without it, a caller's temporary table could replace a table of the schema."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT proname, proconfig FROM pg_proc WHERE prosecdef AND pronamespace = 'public'::regnamespace"

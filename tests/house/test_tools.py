@@ -66,7 +66,8 @@ def test_an_old_python_is_replaced_by_a_newer_one(root: Path, tmp_path: Path) ->
     )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30)
-    # `./run` first tries the newer Python with "-c". Check only the output of the last call.
+    # `./run` calls the newer Python with "-c" first, to see if it works. Check only the output of the last
+    # call.
     assert done.stdout.splitlines()[-1] == f"newer {root / 'run'} status --json"
     newer.unlink()
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30)

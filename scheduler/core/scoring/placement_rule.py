@@ -12,9 +12,9 @@ The node with the largest gain ranks first. Example: a demand for 1 GPU goes to 
 than to a node with 8, if demands for 8 GPUs are expected.
 
 The state of a node is its class (the kind of its GPUs), its free GPUs (``GpuStates``), and its free CPU and
-memory. CPU and memory are rounded down to levels. The expected demands can use only a limited amount of CPU
-and memory on one node. Larger amounts count as this amount. So there are few states. The waste of each state
-is kept in a table, and ranks are computed from this table.
+memory. CPU and memory are rounded down to levels. There is a largest amount of CPU and memory that the
+expected demands can use on one node. If more is free, it counts as this amount. So there are few states. The
+waste of each state is kept in a table, and ranks are computed from this table.
 """
 
 from __future__ import annotations
