@@ -18,8 +18,8 @@ The figures are ``{"hosts", "sync_p95", "start_p95", "agent_mb", "shim_mb", "err
 - ``agent_mb``: maximum resident memory (RSS) of an agent.
 - ``shim_mb``: maximum RSS of a shim while its job runs, plus the private memory of the shim's guard.
 - ``agent_pss_mb`` and ``shim_pss_mb``: the proportional memory (PSS) of the same processes.
-- ``errors``: number of refused or lost connections and frames, of HTTP answers with a status of 500 or above,
-  and of tracebacks in logs.
+- ``errors``: number of errors. These are refused or lost connections and frames, HTTP answers with a status
+  of 500 or above, and tracebacks in logs.
 """
 
 from __future__ import annotations

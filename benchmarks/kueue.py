@@ -77,8 +77,8 @@ class WorkloadClass:
 def classes(counts: tuple[int, int, int], runtimes: tuple[int, int, int]) -> tuple[WorkloadClass, ...]:
     """Return the classes of small, medium and large workloads.
 
-    ``counts`` and ``runtimes`` (ms) have one value for each class. Both test sizes have the same classes
-    otherwise.
+    ``counts`` and ``runtimes`` (ms) have one value for each class. The two test sizes differ only in these
+    values and in the numbers of cohorts and queues.
     """
     shapes = (
         ("small", 1, Priority.LOW, 100),

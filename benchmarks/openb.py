@@ -6,8 +6,8 @@ The cluster starts empty, and no pod ends. Each seed gives one order in which th
 list arrive first, shuffled. Then more pods are drawn from the list at random, until all arrived pods together
 have requested 1.3 times the cluster's GPUs. A pod is placed when it arrives, or dropped if it does not fit.
 
-The figure is the share of the cluster's GPUs in use at the time when the arrived pods have requested 100 % of
-the GPUs.
+The figure is the share of GPUs in use when the arrived pods together have requested as many GPUs as the
+cluster has.
 """
 
 from __future__ import annotations

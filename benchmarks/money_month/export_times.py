@@ -67,7 +67,7 @@ def _documents(month: date) -> dict[str, Any]:
 
 
 def _are_identical(month: date) -> bool:
-    """Return True if two exports of each kind of small file have the same digest."""
+    """Export each kind of small file twice. Return True if both exports always have the same digest."""
     kinds = ("statement", "lines")
     return all(_digest(kind, month) == _digest(kind, month) for kind in kinds)
 

@@ -191,7 +191,7 @@ def _rollup_loader() -> TableLoader:
 def _rollup_rows(
     organisation: GeneratedOrganisation, jobs: list[Job], rng: random.Random
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the hour rollups of the allocations of some hosts, in the order of ``_allocation_rows``."""
+    """Yield the hour rollups of some hosts' allocations, in the order of ``_allocation_rows``."""
     measured = {host.id for host in organisation.hosts[::MEASURED_EVERY]}
     number = allocation = 0
     for job in sorted(jobs, key=lambda each: each.start):

@@ -124,8 +124,8 @@ def no_eviction_cycles(lookups: PlanLookups) -> Iterator[str]:
 def within_a_team_by_priority(lookups: PlanLookups) -> Iterator[str]:
     """Report victims of the beneficiary's own team whose priority is not lower than the beneficiary's.
 
-    Also report a victim of this team if the victim and the beneficiary are not inside the same reservation,
-    and at least one of them is inside a reservation.
+    Also report a victim of this team if only the victim or only the beneficiary is inside a reservation, or
+    if they are inside different reservations.
     """
     for victim, queued, subject in _for_workloads(lookups):
         if victim.team == queued.team:

@@ -31,7 +31,7 @@ def _find_overtaken(lookups: PlanLookups) -> Iterator[tuple[QueuedWorkload, Queu
     """Yield (waiting, started, model) for each waiting workload that a started workload overtook.
 
     ``model`` is the model of the started workload's units. Workloads of different pools are not compared. A
-    workload is left out if other rules than the queue order decide which free units it gets.
+    workload is left out if rules other than the queue order decide which free units it gets.
     """
     started = _started_by_pool(lookups)
     pairs_checked = 0

@@ -77,7 +77,7 @@ def refusals_have_a_reason_with_numbers(lookups: PlanLookups) -> Iterator[str]:
 
 
 def gates_are_shown(lookups: PlanLookups) -> Iterator[str]:
-    """Report workloads behind a gate whose refusal has another code than the gate.
+    """Report refusals of workloads behind a gate if the refusal does not have the code of the gate.
 
     A gate is a condition that prevents a start even if units are free, for example a closed budget.
     """

@@ -58,7 +58,7 @@ def reservations_stay_feasible(lookups: PlanLookups) -> Iterator[str]:
 
 
 def _release_times_after_plan(lookups: PlanLookups) -> dict[int, int]:
-    """Return the time by which work will have released each unit that it holds after the plan, by unit.
+    """Return, for each unit that work holds after the plan, the time at which the work will have released it.
 
     Only the units of work outside reservations are included. Preemptible work is assumed to be evicted as
     soon as possible.

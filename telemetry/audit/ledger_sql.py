@@ -446,7 +446,7 @@ UNION ALL SELECT * FROM month_differences
 ORDER BY 3, 4, 2, 1, 6
 """
 
-# Lines that are on the statement of an earlier month than the month of their time.
+# Lines on a wrong statement: the month of the statement is earlier than the time of the line.
 LATER_LINES_SQL = f"""
 SELECT 'month', id, gpu_id, {seconds("start")}, {seconds('"end"')}, 'month', month::text,
     date_trunc('month', day)::date::text, 'line ' || id

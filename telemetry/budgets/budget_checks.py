@@ -135,7 +135,7 @@ def _gate_action(budget: Budget) -> str:
 def _gate_owners(
     budget: Budget, projects: Mapping[str, Sequence[int]]
 ) -> list[tuple[int | None, int | None]]:
-    """Return the owners of the gates of a budget, as pairs of team id and project id.
+    """Return the owners of a budget's gates, as pairs of team id and project id.
 
     The budget of a cost centre closes a gate for each project for which the cost centre pays now, in full or
     in part. ``projects`` has the ids of these projects by the code of the cost centre.

@@ -1,4 +1,4 @@
-"""Estimate the certain future spending: that of running work and of booked reservations."""
+"""Estimate the spending to come from running work and from booked reservations. This spending is certain."""
 
 from __future__ import annotations
 

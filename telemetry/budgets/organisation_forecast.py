@@ -33,7 +33,7 @@ from telemetry.money.pricing.billing_currencies import currency_of_month
 
 
 def refresh_organisation_forecast(now: datetime) -> None:
-    """Store the forecast of all charges of the month of ``now``, unless it is newer than an hour."""
+    """Store the forecast of all charges in the present month, unless the stored forecast is recent."""
     calendar = billing_calendar()
     month = calendar.month_of(now)
     if OrganisationForecast.objects.filter(month=month, as_of__gt=now - FORECAST_INTERVAL).exists():
@@ -63,7 +63,7 @@ def forecast_month(
 ) -> SpendForecast | None:
     """Return the forecast of the month of ``now``; None if fewer than three whole days are known.
 
-    ``spent`` is the spending of each day of the last months, and ``committed`` that which is certain.
+    ``spent`` has the spending of each day in the last months. ``committed`` has the certain future spending.
     """
     today = billing_calendar().day_of(now)
     if min(spent, default=today) > today - timedelta(days=MIN_KNOWN_DAYS):
@@ -76,7 +76,8 @@ def month_range(
 ) -> dict[str, Decimal]:
     """Return ``expected``, ``low`` and ``high`` in cents, with the corrections of earlier months.
 
-    ``charged`` is the amount on the statement so far. Corrections are in it, but are no spending of its days.
+    ``charged`` is the amount on the statement so far. It includes corrections of earlier months, which belong
+    to no day of this month.
     """
     unit = smallest_unit(currency)
     known = sum(amount for day, amount in spent.items() if day.replace(day=1) == month)

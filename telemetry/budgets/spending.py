@@ -23,7 +23,8 @@ DailySpend = dict[date, float]
 class SpendScope:
     """The owner of spending: a team or a project by id, or a cost centre by code. Exactly one is given.
 
-    Only spending in ``currency`` counts. Spending in GPU-hours has no currency; the default stands for it.
+    Spending in money counts only if it is in ``currency``. GPU-hours have no currency, so ``currency`` keeps
+    its default for them.
     """
 
     team: int | None = None

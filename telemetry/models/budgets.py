@@ -105,7 +105,7 @@ class BudgetForecast(models.Model):
 class OrganisationForecast(models.Model):
     """The newest forecast of all charges at the end of a month, in the currency of the month.
 
-    The columns have the meaning of those of BudgetForecast. Only the present month is forecast.
+    The columns have the same meaning as in BudgetForecast. Only the present month is forecast.
     """
 
     month = models.DateField(unique=True, help_text="first day of the month")

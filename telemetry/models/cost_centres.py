@@ -39,8 +39,8 @@ class CostCentre(models.Model):
 class CostCentreShare(models.Model):
     """The percent that a cost centre pays for a project or a dedicated pool, from a date on.
 
-    The rows of one payer with equal ``valid_from`` and ``created_at`` are one split. Their shares sum to
-    100 %. A later split with the same ``valid_from`` replaces the earlier one. The table is append-only.
+    The rows of one payer with equal ``valid_from`` and ``created_at`` are one split. Their shares sum to 100
+    %. A split replaces older splits with the same ``valid_from``. The table is append-only.
 
     A dedicated (static) pool belongs to one team. For a pool, only the time in which no work holds its GPUs
     is charged to the cost centre.

@@ -59,7 +59,7 @@ class Price(models.Model):
 
 
 class PriceFactor(models.Model):
-    """A factor on the price of work of one priority, or of one workload type, from a date on.
+    """A price factor for work of one priority or one workload type, from a date on.
 
     It multiplies the price, not the cost. Time inside a reservation and in a dedicated pool has no factor,
     because it is paid for whether used or not. The table is append-only.

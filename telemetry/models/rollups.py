@@ -54,7 +54,7 @@ class Rollup(models.Model):
 
 
 class RollupDue(models.Model):
-    """A mark that the samples of a host in one time bucket must be rolled up, perhaps again.
+    """A mark that the samples of a host in one time bucket must be rolled up, for the first time or again.
 
     A minute is marked in the transaction that stores its samples. An hour is marked in the transaction that
     rolls up its minutes, and a day in the transaction that rolls up its hours.

@@ -1,8 +1,8 @@
 """Read a scenario file: a small pool with its workloads, the expected plan, and the texts that users see.
 
 Times are relative to now ("2h", "-30m", "1d"). GPUs of a host are named "HOST/0", slices "HOST/0.0". Amounts
-are in GPUs. A field that this module does not read fails the test. ``texts`` has the sentence of
-``portal/wording`` for each answer of the plan. Regenerate the texts with this command, then read them:
+are in GPUs. If a file has a field that this module does not read, the test fails. ``texts`` has the sentence
+of ``portal/wording`` for each answer of the plan. Regenerate the texts with this command, then read them:
 
     GPUPOOL_WRITE_WORDS=1 ./run test tests/core/test_scenarios.py
 """

@@ -113,7 +113,10 @@ def windows(draw: st.DrawFn, snapshot: Snapshot) -> WindowAsked:
 
 
 class PoolMaker:
-    """Builds one pool by random choices. Each choice respects the earlier ones, so that the rows agree."""
+    """Builds one pool by random choices.
+
+    Each choice depends on earlier choices, so that the rows are consistent.
+    """
 
     def __init__(self, choose: Chooser, pool: int) -> None:
         self.choose, self.pool = choose, pool

@@ -125,7 +125,7 @@ def test_with_correct_predictions_the_first_workload_starts_as_expected(seed: in
 
 
 def in_use_until(ends: dict[int, int]) -> tuple[RunningWorkload, ...]:
-    """Return work on all GPUs of the hosts; ``ends`` gives its end by host."""
+    """Return work on all GPUs of the hosts. ``ends`` has the end of the work on each host."""
     return tuple(
         RunningWorkload(
             900 + h,

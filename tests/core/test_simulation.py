@@ -115,7 +115,7 @@ def test_evicted_work_gets_its_notice_and_continues_from_its_checkpoint() -> Non
 
 
 def test_a_job_with_frequent_checkpoints_is_not_evicted_every_time() -> None:
-    """Let blue reclaim a GPU every hour. Each time, the same job of red would lose the least work."""
+    """Let blue reclaim a GPU every hour. Job 1 loses least, because it has frequent checkpoints."""
     red = [
         arrival(n, 0, runtime=3 * DAY, preemptible=True, checkpoint_seconds=60 if n == 1 else 1800)
         for n in range(1, 9)

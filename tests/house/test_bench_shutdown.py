@@ -50,7 +50,7 @@ class Bench:
         )
 
     def record_processes(self, seconds: float) -> None:
-        """Wait until the benchmark and its processes run; record all of them."""
+        """Wait until the benchmark and its processes run, and record all these processes."""
         deadline = time.monotonic() + seconds
         while not self.mark.exists() or self._count("sleep") < 1:
             assert self.process.poll() is None and time.monotonic() < deadline

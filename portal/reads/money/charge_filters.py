@@ -51,8 +51,9 @@ def _workloads(viewer: User) -> QuerySet[Any]:
     return Workload.objects.filter(Q(owner=viewer) | Q(project__team__in=led))
 
 
-# By dimension whose keys are primary keys: the objects whose charges the viewer may see. Operators see the
-# pages of all teams, but not all charges. A filter for such a team would show no charges, as if it had none.
+# By dimension whose keys are primary keys: the objects whose charges the viewer may see. Operators see every
+# team, but not the charges of every team. If a filter allowed all teams, a page could wrongly show that a
+# team has no charges.
 VISIBLE_OBJECTS: dict[str, Callable[[User], QuerySet[Any]]] = {
     "team": _teams,
     "project": _projects,

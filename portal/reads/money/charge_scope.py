@@ -18,10 +18,10 @@ SCOPE_KINDS: tuple[ScopeKind, ...] = ("all", "led_teams", "own", "none")
 class ChargeScope:
     """Whose charges a viewer sees, like ``policy.visible_charges``.
 
-    - ``all``: those of every team.
-    - ``led_teams``: those of the teams in ``led``, and the viewer's own charges in other teams.
+    - ``all``: the charges of every team.
+    - ``led_teams``: the charges of the teams in ``led``, and the viewer's own charges in other teams.
     - ``own``: only the viewer's own charges.
-    - ``none``: nobody's. The viewer is in no team and was never charged.
+    - ``none``: no charges. The viewer is in no team and was never charged.
 
     ``role`` is the viewer's role outside teams: finance, auditor, operator, or an empty text.
     """

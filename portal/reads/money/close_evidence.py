@@ -90,7 +90,7 @@ def rehearse_close(month: date, now: datetime, *, audit: bool = False) -> CloseR
 def check_evidence(check: Mapping[str, Any], month: date) -> list[EvidenceItem]:
     """Return the sentences that explain the result of a check.
 
-    ``_ITEMS`` has the figures with such sentences.
+    Only the figures in ``_ITEMS`` have such sentences.
     """
     return [item for name, make in _ITEMS.items() if name in check["figures"] for item in make(check, month)]
 

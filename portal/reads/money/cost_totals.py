@@ -37,7 +37,7 @@ def workload_costs(
 ) -> dict[int, CurrencySums]:
     """Return the cost of each workload so far, by id. Time that is not charged yet has the current price.
 
-    With ``of="workload__array"``, the ids are ids of arrays instead of workloads. A workload that held units
+    With ``of="workload__array"``, return the cost of each array, by its id. A workload that held units
     without a price is absent from the result, because its cost is unknown.
     """
     these = {f"{of}__in": ids}

@@ -157,7 +157,7 @@ def _checked_dialect(given: Mapping[str, str]) -> CsvDialect:
 def _file_name(kind: ExportKind, month: date, where: Mapping[str, Any], state: str) -> str:
     """Return a name such as ``gpupool-2026-10-lines-provisional.csv``.
 
-    The name of an open month ends in ``provisional``. Other characters than letters, digits and hyphens are
+    The name of an open month ends in ``provisional``. All characters except letters, digits and hyphens are
     replaced, because not every system allows them.
     """
     parts = ["gpupool", f"{month:%Y-%m}", kind.name]

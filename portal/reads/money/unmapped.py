@@ -33,9 +33,9 @@ class UnmappedPayer:
 
 
 def unmapped_payers(viewer: User, now: datetime) -> list[UnmappedPayer]:
-    """Return the visible payers that have no cost centre now, or have charges without one in an open month.
+    """Return the visible payers that now have no cost centre, or had none for charges of an open month.
 
-    The payer with the highest such charge comes first.
+    The payer with the highest charge without a cost centre comes first.
     """
     charged = _unmapped_charges()
     splits = load_all_splits().current(now)

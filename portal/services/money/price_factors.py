@@ -37,7 +37,7 @@ def set_price_factor(
     note: str = "",
     via: str = "web",
 ) -> PriceFactor:
-    """Multiply the price of work of one priority, or of one workload type, from ``valid_from`` on.
+    """Set a price factor for one priority or one workload type, from ``valid_from`` on.
 
     Past factors never change, so ``valid_from`` must not be before the end of the pool's charged time.
     Without ``pool``, the factor applies to all shared pools, and the charged time of all pools counts. Raises

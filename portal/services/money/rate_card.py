@@ -132,7 +132,7 @@ def _check_successor(checks: InputChecks, pool: Pool | None, model: str, valid_f
 def gpu_hour_price(
     prices: CurrentPrices, pool: Pool, models: Sequence[str], work: tuple[int, str] | None = None
 ) -> Decimal | None:
-    """Return the present price of a GPU-hour of the most expensive of ``models``.
+    """Return the present price of a GPU-hour on the most expensive of ``models``.
 
     The request may get any of these models. ``work`` is the priority and the type of a workload outside of
     reservations. If it is given, the price includes the factors of such work. Return None if one of the

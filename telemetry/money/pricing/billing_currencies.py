@@ -1,6 +1,6 @@
 """Find the currency of a month. All use of a month is charged in one currency.
 
-Corrections of a closed month keep the currency of that month, in statement lines and totals of their own.
+Corrections of a closed month keep the currency of that month. They have separate statement lines and totals.
 """
 
 from __future__ import annotations

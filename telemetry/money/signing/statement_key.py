@@ -70,7 +70,7 @@ def sign_digest(month: date, digest: str, file: str) -> StatementSignature:
 
 
 def signature_problem(month: date, digest: str, signed: StatementSignature) -> str:
-    """Return what is wrong with the signature of a month's digest; empty if it is valid."""
+    """Return the problem with the signature of a month's digest; empty if the signature is valid."""
     try:
         public = base64.b64decode(signed.public_key, validate=True)
         if _fingerprint(public) != signed.key_fingerprint:

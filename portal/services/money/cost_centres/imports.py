@@ -292,7 +292,7 @@ def _parsed_start(text: str) -> datetime:
 
 @contextmanager
 def _problems_of(row: _Row) -> Iterator[None]:
-    """Store the problems that a service finds with the line of ``row``."""
+    """Store the problems that a service finds in ``row.line.problems``."""
     try:
         with transaction.atomic():
             yield

@@ -150,7 +150,7 @@ def _checked(
 def checked_shares(checks: InputChecks, given: GivenShares, *, lock: bool = False) -> CostSplit:
     """Return the shares as a split. Notes a problem of the field ``shares`` if they are not valid.
 
-    ``lock`` keeps the entries of the directory from being retired until the end of the transaction.
+    ``lock`` locks the entries of the directory. So nobody can retire them before the transaction ends.
     """
     if not given or len(given) > MAX_SHARES:
         words = cost_centre_problems.TOO_MANY_SHARES if given else cost_centre_problems.NO_SHARES
