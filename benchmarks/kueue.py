@@ -187,7 +187,7 @@ class KueueRun:
             self.history.finished(self.rows.pop(event.workload), event.at - self.since.pop(event.workload))
 
     def mean_wait(self, name: str) -> float:
-        """Return the mean seconds from the creation of a workload to its first admission, in one class."""
+        """Return the mean seconds from creation to first admission, for the workloads of one class."""
         waits = defaultdict[str, list[int]](list)
         for workload, (kind, at) in self.arrived.items():
             waits[kind].append(self.admitted[workload] - at)

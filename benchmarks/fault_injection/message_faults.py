@@ -2,7 +2,7 @@
 
 The hosts are light agents (``benchmarks/harness/light_agents.py``). They decide like the real agent, with
 ``agent.runs.reconcile.plan_actions`` and ``agent.host.state.Generations``. They connect to the installation's
-own edge over real WebSockets, and send many times as many frames as real agents.
+own edge over real WebSockets, and send far more frames than real agents.
 
 The faults affect frames in both directions. Sometimes a whole connection breaks. Jobs start and end
 meanwhile.

@@ -82,9 +82,9 @@ def leading_engine(holder: str, engines: Sequence[int]) -> LeadingEngine | None:
     """Return the processes of the engine with the name ``holder``.
 
     Return None if one of its processes has ended. ``engines`` are the pids of all engines of the
-    installation. The worker in ``holder`` must be one of them or a child of one. Otherwise the engine may be
-    dead. A dead engine stays in the leader row until another engine takes over, and an unrelated process may
-    have got the pid of its worker.
+    installation. The pid in ``holder`` must be one of ``engines`` or a child of one of ``engines``. Otherwise
+    the engine may be dead. A dead engine stays in the leader row until another engine takes over, and an
+    unrelated process may have got its pid.
     """
     worker = int(holder.split(":")[1]) if holder else 0
     for engine in engines:

@@ -137,8 +137,8 @@ def _is_guaranteed_all(lookups: PlanLookups, queued: QueuedWorkload) -> bool:
     """Return True if the workload certainly starts within its team's guarantee, and never as a borrower.
 
     A model is covered if the team's guarantee of the model is enough for all held and waiting work of the
-    team. The result is True if every model is covered that serves the workload or a competing workload of the
-    team. If the pool has a cap on users, all waiting work of the team counts as competing.
+    team. The result is True if this holds for every model that serves the workload or a competing workload of
+    the team. If the pool has a cap on users, all waiting work of the team counts as competing.
     """
     team = [
         q for q in lookups.snapshot.queued if q.team == queued.team and q.pool == queued.pool and not q.gate

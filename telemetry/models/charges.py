@@ -36,7 +36,7 @@ UNMAPPED_LINE = Q(cost_centre="", reversal=False) & (Q(project__isnull=False) | 
 
 
 class Charge(models.Model):
-    """One priced line of the ledger: slots of a GPU over an interval within one billing day.
+    """One priced line of the ledger, for slots of a GPU during a part of one billing day.
 
     A line is never edited. After a late fact, a reversal cancels the whole line, and new lines replace it. A
     reversal has negative slot-seconds and amounts. Its ``corrects`` is the cancelled line. A new line can

@@ -42,8 +42,8 @@ class SampleWatermark(models.Model):
 class SampleGap(models.Model):
     """An interval in which the samples of a host are lost. Nothing waits for these samples any more.
 
-    The interval lies between the last sample before the gap and the first sample after it. A lost batch that
-    arrives after all is stored, and the gap becomes shorter.
+    The interval lies between the last sample before the gap and the first sample after it. If a lost batch
+    arrives after all, it is stored, and the gap becomes shorter.
     """
 
     class Cause(models.TextChoices):

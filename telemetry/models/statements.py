@@ -110,7 +110,7 @@ class LedgerSums(models.Model):
 
 
 class StatementLine(LedgerSums):
-    """One line of a month's statement: all charge lines with the same pool, payer, work, model and bucket.
+    """One line of a month's statement. It sums the charge lines of one pool, payer, work, model and bucket.
 
     In an open month, the line changes with each charge, and its names are looked up by id. The close of the
     month copies the names and writes ``gpu_hours`` and the shares. A trigger rejects every change after the

@@ -31,7 +31,7 @@ NO_CAPS = PoolPolicy()
 
 
 def full_pool(policy: PoolPolicy = NO_CAPS, **rows: Any) -> Snapshot:
-    """Return two hosts of 8 H100 in maintenance: one is closed, and all units of the other are in use."""
+    """Return two hosts of 8 H100, both in maintenance. Host 1 is full of work, and host 2 is closed."""
     base = Snapshot(
         epoch=1,
         pools=(PoolInfo(1, "pool", PoolKind.DYNAMIC, None, policy),),

@@ -96,7 +96,7 @@ def test_a_host_may_have_several_maintenance_windows() -> None:
 
 @pytest.mark.parametrize("seed", seeds(short=4, total=12))
 def test_a_plan_without_explanations_has_the_same_decisions_and_held_units(seed: int) -> None:
-    """Use a long queue, so that the planner skips workloads equal to one that it has refused."""
+    """Use a long queue, so that the planner skips workloads that are equal to a refused workload."""
     snapshot = crowded(seed, NOW, hosts=4, waiting=80)
     quiet, full = plan(snapshot, NOW, explain=False), plan(snapshot, NOW)
     assert (quiet.placements, quiet.evictions, quiet.bindings) == (

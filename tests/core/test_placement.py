@@ -33,7 +33,7 @@ MIX = DemandMix.of(
 )
 
 
-# The function is not split into parts, because one loop is easier to compare with the definition.
+# Not split: one loop is easier to compare with the documented definition.
 def plain_waste(
     waste: ExpectedWaste, mix: DemandMix, klass: int, cpu: int, memory: int, gpus: list[int]
 ) -> int:

@@ -68,7 +68,7 @@ def workload_costs(
 def _uncharged_time(
     held: QuerySet[Allocation], key: str, now: datetime, card: Prices
 ) -> Iterator[tuple[int, int, Decimal | None]]:
-    """Yield (key, seconds, price per hour) of the time of each allocation that is not charged yet."""
+    """Yield (key, seconds, price per hour) of the uncharged time of each allocation."""
     columns = (
         key,
         "period",

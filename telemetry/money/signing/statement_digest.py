@@ -18,8 +18,8 @@ Array elements are separated by a comma and a space, and letters outside ASCII a
 Each group is in order of id. Amounts are strings with all their decimals. Times are strings with the seconds
 since 1970 (UTC) and six decimals. The columns stand in the order of ``ROWS_SQL``.
 
-The previous month is the month whose close was the last one before this close. So the digests are a chain: if
-an old month is changed or removed, the digest of the next month shows it.
+The previous month is the month that was closed last before this month. So the digests are a chain: if an old
+month is changed or removed, the digest of the next month shows it.
 """
 
 from __future__ import annotations
