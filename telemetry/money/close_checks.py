@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import date, datetime
 from itertools import islice
 from typing import Any
 
-from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models import F, Q, QuerySet, Sum
 
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.rejection import OperationRejected
@@ -33,98 +34,161 @@ from telemetry.rollups.host_hours import hosts_by_state, hours_recorded_until
 
 # Finance may close a month without the samples that hosts still owe, if a person gives a reason.
 SAMPLES_ARRIVED = "every host has sent its samples of the month"
+LINES_MAPPED = "every charged line has a cost centre"
 
 MAX_NAMES = 20
 SHOWN_DIFFERENCES = 5
+AUDITED = "every line agrees with the facts"
+
+CheckFigures = tuple[bool, dict[str, Any]]  # whether the condition holds, and the numbers behind the result
+
+
+@dataclass(frozen=True)
+class MonthSpan:
+    """A month ``[start, end)``. ``first_hour`` is the UTC hour in which it begins."""
+
+    month: date
+    start: datetime
+    end: datetime
+
+    @property
+    def first_hour(self) -> datetime:
+        """Return the start of the first hour. Zones may differ from UTC by parts of an hour."""
+        return self.start.replace(minute=0, second=0)
+
+
+@dataclass(frozen=True)
+class CloseCheck:
+    """A condition of a close.
+
+    ``quick`` is False if the check reads every charge line of the month. ``after_end`` is True if the
+    condition can hold only after the end of the month.
+    """
+
+    condition: str
+    run: Callable[[MonthSpan], CheckFigures]
+    quick: bool = True
+    after_end: bool = False
 
 
 def close_checks(month: date) -> list[dict[str, Any]]:
-    """Return the results of all checks that a month must pass before it is closed.
+    """Return the results of all checks that a month must pass before it is closed, in order.
 
     Each result has the keys ``check`` (the condition in words), ``ok`` (True or False) and ``figures`` (the
     numbers behind the result).
     """
-    start, end = month_bounds(month)
-    behind = ChargedUntil.objects.filter(until__lt=end, since__lt=end)
-    behind = behind.filter(Q(gpu__retired_at=None) | Q(gpu__retired_at__gte=end))
-    never = Gpu.objects.filter(charged=None, created_at__lt=end)
+    return _run_checks(month, CHECKS)
+
+
+def quick_checks(month: date) -> list[dict[str, Any]]:
+    """Return the results of the checks that do not read the charge lines of a month, in order."""
+    return _run_checks(month, [check for check in CHECKS if check.quick])
+
+
+def _run_checks(month: date, checks: Iterable[CloseCheck]) -> list[dict[str, Any]]:
+    span = MonthSpan(month, *month_bounds(month))
+    return [_check_result(check.condition, *check.run(span)) for check in checks]
+
+
+def _something_charged(span: MonthSpan) -> CheckFigures:
+    return Charge.objects.filter(month=span.month).exists(), {}
+
+
+def _charged_to_the_end(span: MonthSpan) -> CheckFigures:
+    behind = ChargedUntil.objects.filter(until__lt=span.end, since__lt=span.end)
+    behind = behind.filter(Q(gpu__retired_at=None) | Q(gpu__retired_at__gte=span.end))
+    never = Gpu.objects.filter(charged=None, created_at__lt=span.end)
+    counts = {"behind": behind.count(), "never": never.count()}
+    hosts = _hosts(behind.values_list("gpu__host__name"), never.values_list("host__name"))
+    return not any(counts.values()), {**counts, **hosts}
+
+
+def _charged_from_the_beginning(span: MonthSpan) -> CheckFigures:
     # Loaded history is charged backwards in time. A month can be closed only when each of its GPUs is charged
     # from the creation of the GPU.
-    late = ChargedUntil.objects.filter(since__gt=start, gpu__created_at__lt=end).filter(
-        since__gt=F("gpu__created_at")
-    )
-    month_lines = Charge.objects.filter(month=month)
-    unpriced = month_lines.filter(price=None).values("model").annotate(count=Count("pk")).order_by("model")
-    left = reconcile_costs(month)
-    seconds = _gpus_with_wrong_seconds(month, start, end)
-    first_hour = start.replace(minute=0, second=0)  # zones may differ from UTC by parts of an hour
-    due = RollupDue.objects.filter(bucket__gte=first_hour, bucket__lt=end)
-    unmapped = _names_without_cost_centre(month)
-    transfers = names_of_payers(unsettled_payers(end))[:MAX_NAMES]
-    evidence_due = EvidenceDue.objects.filter(hour__gte=first_hour, hour__lt=end)
-    recorded = hours_recorded_until()
-    samples = hosts_by_state(first_hour, end)
-    statement = Statement.objects.filter(month=month).first()
-    differences = [str(each) for each in sum_differences(month)]
+    late = ChargedUntil.objects.filter(since__gt=span.start, gpu__created_at__lt=span.end)
+    late = late.filter(since__gt=F("gpu__created_at"))
+    count = late.count()
+    return not count, {"later": count, **_hosts(late.values_list("gpu__host__name"))}
+
+
+def _every_line_priced(span: MonthSpan) -> CheckFigures:
+    unpriced = Charge.objects.filter(month=span.month, price=None).values_list("model", flat=True)
+    models = sorted(set(unpriced.order_by().distinct()))
+    return not models, {"models": models}
+
+
+def _every_line_mapped(span: MonthSpan) -> CheckFigures:
+    unmapped = _names_without_cost_centre(span.month)
+    return not unmapped, unmapped
+
+
+def _transfers_charged(span: MonthSpan) -> CheckFigures:
+    transfers = names_of_payers(unsettled_payers(span.end))[:MAX_NAMES]
+    return not transfers, {"not charged": transfers}
+
+
+def _seconds_in_one_bucket(span: MonthSpan) -> CheckFigures:
+    wrong = _gpus_with_wrong_seconds(span.month, span.start, span.end)
+    return not wrong, {"gpus": wrong[:MAX_NAMES]}
+
+
+def _costs_reconciled(span: MonthSpan) -> CheckFigures:
+    pools = reconcile_costs(span.month)
+    rows = [{"pool": pool.pool_name, "left": str(pool.total), "cost": str(pool.cost)} for pool in pools]
+    return all(pool.holds for pool in pools), {"pools": rows}
+
+
+def _samples_rolled_up(span: MonthSpan) -> CheckFigures:
+    due = RollupDue.objects.filter(bucket__gte=span.first_hour, bucket__lt=span.end)
+    count = due.count()
+    return not count, {"due": count, **_hosts(due.values_list("host__name"))}
+
+
+def _evidence_up_to_date(span: MonthSpan) -> CheckFigures:
+    due = EvidenceDue.objects.filter(hour__gte=span.first_hour, hour__lt=span.end)
+    count, recorded = due.count(), hours_recorded_until()
+    figures = {"due": count, "hours_recorded_until": recorded.isoformat() if recorded else None}
+    up_to_date = not count and (recorded is None or recorded >= span.end)
+    return up_to_date, {**figures, **_hosts(due.values_list("host__name"))}
+
+
+def _samples_arrived(span: MonthSpan) -> CheckFigures:
+    samples = hosts_by_state(span.first_hour, span.end)
+    return not samples[HostHour.State.WAITING], samples
+
+
+def _sums_equal_charges(span: MonthSpan) -> CheckFigures:
+    statement = Statement.objects.filter(month=span.month).first()
+    differences = [str(each) for each in sum_differences(span.month)]
     cents = cent_differences(statement.pk) if statement else []
-    return [
-        _check_result("something was charged in the month", month_lines.exists(), {}),
-        _check_result(
-            "every GPU is charged to the end of the month",
-            not behind.exists() and not never.exists(),
-            {
-                "behind": behind.count(),
-                "never": never.count(),
-                **_hosts(behind.values_list("gpu__host__name"), never.values_list("host__name")),
-            },
-        ),
-        _check_result(
-            "every GPU is charged from the time it was added",
-            not late.exists(),
-            {"later": late.count(), **_hosts(late.values_list("gpu__host__name"))},
-        ),
-        _check_result(
-            "every line has a price", not unpriced.exists(), {"models": [row["model"] for row in unpriced]}
-        ),
-        _check_result(
-            "every charged line has a cost centre",
-            not unmapped,
-            unmapped,
-        ),
-        _check_result("every change of cost centres is charged", not transfers, {"not charged": transfers}),
-        _check_result(
-            "every second of every GPU is in exactly one bucket", not seconds, {"gpus": seconds[:20]}
-        ),
-        _check_result(
-            "charged - margin + uncharged and idle + overhead = cost of the GPUs, in each pool",
-            all(pool.holds for pool in left),
-            {
-                "pools": [
-                    {"pool": pool.pool_name, "left": str(pool.total), "cost": str(pool.cost)} for pool in left
-                ]
-            },
-        ),
-        _check_result(
-            "every sample of the month is rolled up",
-            not due.exists(),
-            {"due": due.count(), **_hosts(due.values_list("host__name"))},
-        ),
-        _check_result(
-            "the measured use of every charged line is up to date",
-            not evidence_due.exists() and (recorded is None or recorded >= end),
-            {
-                "due": evidence_due.count(),
-                "hours_recorded_until": recorded.isoformat() if recorded else None,
-                **_hosts(evidence_due.values_list("host__name")),
-            },
-        ),
-        _check_result(SAMPLES_ARRIVED, not samples[HostHour.State.WAITING], samples),
-        _check_result(
-            "charge lines sum to the cells and lines of the statement, and cents to its total",
-            not differences and not cents,
-            {"differences": differences[:5], "cents": cents[:5]},
-        ),
-    ]
+    shown = {"differences": differences[:SHOWN_DIFFERENCES], "cents": cents[:SHOWN_DIFFERENCES]}
+    return not differences and not cents, shown
+
+
+CHECKS: tuple[CloseCheck, ...] = (
+    CloseCheck("something was charged in the month", _something_charged),
+    CloseCheck("every GPU is charged to the end of the month", _charged_to_the_end, after_end=True),
+    CloseCheck("every GPU is charged from the time it was added", _charged_from_the_beginning),
+    CloseCheck("every line has a price", _every_line_priced, quick=False),
+    CloseCheck(LINES_MAPPED, _every_line_mapped),
+    CloseCheck("every change of cost centres is charged", _transfers_charged),
+    CloseCheck("every second of every GPU is in exactly one bucket", _seconds_in_one_bucket, quick=False),
+    CloseCheck(
+        "charged - margin + uncharged and idle + overhead = cost of the GPUs, in each pool", _costs_reconciled
+    ),
+    CloseCheck("every sample of the month is rolled up", _samples_rolled_up),
+    CloseCheck("the measured use of every charged line is up to date", _evidence_up_to_date, after_end=True),
+    CloseCheck(SAMPLES_ARRIVED, _samples_arrived),
+    CloseCheck(
+        "charge lines sum to the cells and lines of the statement, and cents to its total",
+        _sums_equal_charges,
+        quick=False,
+    ),
+)
+# The audit is also slow. It runs last, and only if the other checks pass.
+SLOW_CONDITIONS = (*(check.condition for check in CHECKS if not check.quick), AUDITED)
+CONDITIONS_AFTER_END = frozenset(check.condition for check in CHECKS if check.after_end)
 
 
 def audit_check(month: date, now: datetime) -> dict[str, Any]:
@@ -133,7 +197,7 @@ def audit_check(month: date, now: datetime) -> dict[str, Any]:
     The audit reads all lines of the month, which may take a minute. It runs only when the month is closed.
     """
     found = [str(each) for each in islice(audit_ledger(month, now), SHOWN_DIFFERENCES)]
-    return _check_result("every line agrees with the facts", not found, {"differences": found})
+    return _check_result(AUDITED, not found, {"differences": found})
 
 
 def passed_checks(month: date, now: datetime, missing_samples_reason: str) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from telemetry.core.amounts import MICRO, ZERO, round_amount
 from telemetry.ledger.locks import lock_ledger
 from telemetry.models import (
     STATEMENT_TRANSITIONS,
+    CloseProposal,
     Statement,
     StatementLine,
     StatementState,
@@ -134,37 +135,14 @@ def close_month(
     """
     if month.day != 1:
         raise ValueError(f"month: {month} is not the first day of a month")
-    numbers: dict[str, Any] = {"month": f"{month:%Y-%m}"}
-    calendar = billing_calendar()
-    if month >= calendar.month_of(now):
-        raise OperationRejected("month_is_not_over", numbers, field="month")
-    get_or_create_statement(month)
-    lock_ledger()
-    # The UPDATE waits for concurrent charges. After it, the trigger on charges rejects new lines of this
-    # month.
-    if not _transition(month, StatementState.OPEN, StatementState.CLOSING):
-        raise OperationRejected("month_is_closed", numbers, field="month")
-    statement = Statement.objects.get(month=month)
-    assign_month_cents(statement)
+    statement = _closing_statement(month, now)
     proposal = checked_proposal(statement, closed_by, now) if two_people else None
     missing_samples_reason = missing_samples_reason or (proposal.missing_samples_reason if proposal else "")
     found = passed_checks(month, now, missing_samples_reason)
     missing = missing_samples(found)
     freeze_lines(statement)
-    make_documents(statement, terms or StatementTerms(), calendar.day_of(now))
-    starts_at, ends_at = calendar.month_bounds(month)
-    frozen = {
-        "totals": _open_month_totals(month),
-        "time_zone": calendar.zone_name(month),
-        "starts_at": starts_at,
-        "ends_at": ends_at,
-        "digest_format": DIGEST_FORMAT,
-        "previous_month": previous_month(month),
-        "proposed_at": proposal.proposed_at if proposal else None,
-        "proposed_by": proposal.proposed_by if proposal else None,
-        "closed_at": now,
-        "closed_by": closed_by,
-    }
+    make_documents(statement, terms or StatementTerms(), billing_calendar().day_of(now))
+    frozen = _frozen_columns(month, proposal, closed_by, now)
     for name, value in frozen.items():
         setattr(statement, name, value)
     digest = digest_of(statement)
@@ -182,6 +160,45 @@ def close_month(
     assert closed, "the row is locked by this transaction"
     statement.refresh_from_db()
     return statement
+
+
+def _closing_statement(month: date, now: datetime) -> Statement:
+    """Stop charging to a month that is over, assign its cents, and return its statement.
+
+    Raises OperationRejected ``month_is_not_over`` or ``month_is_closed``.
+    """
+    numbers: dict[str, Any] = {"month": f"{month:%Y-%m}"}
+    if month >= billing_calendar().month_of(now):
+        raise OperationRejected("month_is_not_over", numbers, field="month")
+    get_or_create_statement(month)
+    lock_ledger()
+    # The UPDATE waits for concurrent charges. After it, the trigger on charges rejects new lines of this
+    # month.
+    if not _transition(month, StatementState.OPEN, StatementState.CLOSING):
+        raise OperationRejected("month_is_closed", numbers, field="month")
+    statement = Statement.objects.get(month=month)
+    assign_month_cents(statement)
+    return statement
+
+
+def _frozen_columns(
+    month: date, proposal: CloseProposal | None, closed_by: Any, now: datetime
+) -> dict[str, Any]:
+    """Return the columns of a statement that its digest covers."""
+    calendar = billing_calendar()
+    starts_at, ends_at = calendar.month_bounds(month)
+    return {
+        "totals": _open_month_totals(month),
+        "time_zone": calendar.zone_name(month),
+        "starts_at": starts_at,
+        "ends_at": ends_at,
+        "digest_format": DIGEST_FORMAT,
+        "previous_month": previous_month(month),
+        "proposed_at": proposal.proposed_at if proposal else None,
+        "proposed_by": proposal.proposed_by if proposal else None,
+        "closed_at": now,
+        "closed_by": closed_by,
+    }
 
 
 def _signed(month: date, digest: str) -> dict[str, str]:
