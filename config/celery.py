@@ -101,6 +101,7 @@ app.conf.update(
         "roll up": {"task": "telemetry.tasks.roll_up", **_periodic(30.0, "telemetry")},
         "charge": {"task": "telemetry.tasks.charge", **_periodic(60.0, "money")},
         "budgets": {"task": "telemetry.tasks.budgets", **_periodic(60.0, "telemetry")},
+        "rehearse close": {"task": "telemetry.tasks.rehearse_close", **_periodic(600.0, "telemetry")},
         "partitions": {"task": "telemetry.tasks.partitions", **_periodic(600.0, "telemetry")},
         "notices": {"task": "portal.tasks.notices", **_periodic(5.0, "notices")},
         "idle cull": {"task": "portal.tasks.idle_cull", **_periodic(10.0, "default")},

@@ -1,7 +1,7 @@
 """Define the Celery tasks of telemetry and money.
 
 Each task processes due rows of the database. A task is idempotent, may run concurrently with itself, and ends
-within seconds.
+within seconds. Only the rehearsal of a close may take minutes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from telemetry.budgets import budget_checks
 from telemetry.health import circuit_breaker, missing_gpus, rules
 from telemetry.ingest import partitions, redis_client, samples, watermarks
 from telemetry.money import charges
+from telemetry.money.closing import rehearsals
 from telemetry.rollups import roll_up as rollups
 
 log = structlog.get_logger(__name__)
+
+REHEARSAL_LIMIT_SECONDS = 1_800
 
 
 @shared_task(name="telemetry.tasks.ingest_stream")
@@ -69,3 +72,15 @@ def _check_health(clock: ClockSample) -> None:
 def check_budgets() -> None:
     """Compare budgets with the spending of their periods, and open and close budget gates."""
     budget_checks.check_budgets(timezone.now())
+
+
+# The message is acknowledged before the task runs: the broker would deliver it again after a minute.
+@shared_task(
+    name="telemetry.tasks.rehearse_close",
+    acks_late=False,
+    time_limit=REHEARSAL_LIMIT_SECONDS,
+    soft_time_limit=None,
+)
+def rehearse_close() -> None:
+    """Run the checks of a close, with the audit, for one open month that had none tonight."""
+    rehearsals.rehearse_next_month(timezone.now())

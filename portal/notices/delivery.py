@@ -23,6 +23,7 @@ from portal.notices.approvals import (
     submissions_to_approve,
 )
 from portal.notices.budgets import budgets_reached
+from portal.notices.closes import months_to_close
 from portal.notices.hosts import (
     finished_diagnostics,
     finished_geometry_changes,
@@ -133,4 +134,5 @@ NOTICE_SOURCES = (
     removals,
     forced_moves_of_workloads,
     budgets_reached,
+    months_to_close,
 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 
 from portal import policy
-from portal.wording.formatting import Numbers, joined_with_and
+from portal.wording.formatting import Numbers, joined_with_and, with_count
 from portal.wording.money_texts import refund_sentence
 from portal.wording.reason_numbers import ReasonNumbers
 from portal.wording.reason_texts import reason_sentence
@@ -185,6 +186,9 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         )
         + _refund_sentence(f)
     ),
+    "month_waits": lambda f: (
+        f"{date.fromisoformat(str(f.get('month'))):%B %Y} is over and waits to be closed{_waiting_weeks(f)}."
+    ),
     "budget_reached": lambda f: (
         f"{f.plain('', 'name')} {'is forecast to use' if f.get('forecast') else 'has used'} "
         f"{f.plain('', 'percent')} % of its "
@@ -202,6 +206,12 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
 def _refund_sentence(f: ReasonNumbers) -> str:
     """Return how much of the stopped work is not charged; "" for a notebook."""
     return f" {refund_sentence(f.get('forgiven_minutes'))}" if "forgiven_minutes" in f.numbers else ""
+
+
+def _waiting_weeks(f: ReasonNumbers) -> str:
+    """Return for how many weeks a month has waited to be closed; "" in the first week."""
+    weeks = int(f.get("weeks") or 0)
+    return f" for {with_count(weeks, 'week')}" if weeks else ""
 
 
 def _event_text(f: ReasonNumbers) -> str:

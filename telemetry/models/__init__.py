@@ -26,6 +26,7 @@ from telemetry.models.close_proposals import CloseProposal
 from telemetry.models.cost_centre_statements import CostCentreStatement
 from telemetry.models.cost_centres import CostCentre, CostCentreShare, SettledShare
 from telemetry.models.health import HealthEvent, HealthRule, Stray
+from telemetry.models.month_rehearsals import MonthRehearsal
 from telemetry.models.prices import (
     MAX_FORGIVEN_MINUTES,
     BillingCurrency,
@@ -53,6 +54,12 @@ from telemetry.models.statements import (
     StatementLine,
     StatementLineDay,
     StatementState,
+)
+from telemetry.models.unusual_spend import (
+    UnusualSpend,
+    UnusualSpendExplanation,
+    UnusualSpendKind,
+    UnusualSpendSearch,
 )
 
 __all__ = [
@@ -82,6 +89,7 @@ __all__ = [
     "HostHoursRecorded",
     "IdlePayer",
     "MAX_FORGIVEN_MINUTES",
+    "MonthRehearsal",
     "OrganisationForecast",
     "Price",
     "PriceFactor",
@@ -103,4 +111,8 @@ __all__ = [
     "StatementState",
     "Stray",
     "UNMAPPED_LINE",
+    "UnusualSpend",
+    "UnusualSpendExplanation",
+    "UnusualSpendKind",
+    "UnusualSpendSearch",
 ]

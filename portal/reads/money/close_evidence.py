@@ -13,11 +13,12 @@ from django.urls import reverse
 
 from portal.reads.money.chargeback import statement_of
 from portal.wording.pages import close_texts
-from telemetry.models import CloseProposal, Statement, StatementState
+from telemetry.models import CloseProposal, MonthRehearsal, Statement, StatementState
 from telemetry.money.billing_months import month_bounds
-from telemetry.money.close_checks import audit_check, close_checks
+from telemetry.money.close_checks import SLOW_CONDITIONS, audit_check, close_checks, quick_checks
 from telemetry.money.closing.cost_centre_statements import cost_centre_totals
 from telemetry.money.closing.proposals import PROPOSAL_LIFETIME, current_proposal
+from telemetry.money.closing.rehearsals import stored_rehearsal
 
 LINE = re.compile(r"^line (\d+):")
 
@@ -36,6 +37,8 @@ class CloseRehearsal:
 
     ``over`` is True if the month has ended at ``ends_at``. ``audited`` is True if the checks include the
     audit. ``proposal`` is the present proposal. Another person may carry it out until ``expires_at``.
+    ``stored`` is the rehearsal from which the slow checks are; None if all checks ran now, or if none is stored. The result
+    ``ok`` of a slow check that never ran is None.
     """
 
     month: date
@@ -46,11 +49,17 @@ class CloseRehearsal:
     totals: list[tuple[str, str, Any]]
     statement: Statement | None
     proposal: CloseProposal | None
+    stored: MonthRehearsal | None = None
 
     @property
     def passed(self) -> int:
         """Return the number of checks that pass."""
         return sum(1 for check in self.checks if check["ok"])
+
+    @property
+    def slow_checks(self) -> int:
+        """Return the number of checks that read every charge line."""
+        return len(SLOW_CONDITIONS)
 
     @property
     def expires_at(self) -> datetime | None:
@@ -64,26 +73,65 @@ class CloseRehearsal:
 
 
 def rehearse_close(month: date, now: datetime, *, audit: bool = False) -> CloseRehearsal:
-    """Run the checks of a month, also if it is not over. A rehearsal changes nothing.
+    """Run the checks of a month now, also if it is not over. A rehearsal changes nothing.
 
     ``audit`` also compares every line with the facts, which may take a minute. If the month is closed, return
     the results that were stored at the close.
     """
     statement = statement_of(month)
-    closed = statement is not None and statement.state == StatementState.CLOSED
-    checks = list(statement.checks) if closed and statement else close_checks(month)
-    if audit and not closed:
+    if statement is not None and statement.state == StatementState.CLOSED:
+        return _closed_month(statement, now)
+    checks = close_checks(month)
+    if audit:
         checks.append(audit_check(month, now))
+    return _rehearsal(month, statement, checks, now, audited=audit)
+
+
+def close_state(month: date, now: datetime) -> CloseRehearsal:
+    """Run the quick checks of a month now, and add the slow ones of its last stored rehearsal.
+
+    A closed month has the checks of its close.
+    """
+    statement = statement_of(month)
+    if statement is not None and statement.state == StatementState.CLOSED:
+        return _closed_month(statement, now)
+    stored = stored_rehearsal(month)
+    checks = merged_checks(quick_checks(month), stored)
+    return _rehearsal(month, statement, checks, now, audited=stored is not None, stored=stored)
+
+
+def merged_checks(quick: list[dict[str, Any]], stored: MonthRehearsal | None) -> list[dict[str, Any]]:
+    """Return the quick checks, and the slow ones from a stored rehearsal. ``ok`` is None without a result."""
+    last = {check["check"]: check for check in stored.checks} if stored else {}
+    unknown = {"ok": None, "figures": {}}
+    return [*quick, *({"check": name, **last.get(name, unknown)} for name in SLOW_CONDITIONS)]
+
+
+def _closed_month(statement: Statement, now: datetime) -> CloseRehearsal:
+    return _rehearsal(statement.month, statement, list(statement.checks), now, audited=True, closed=True)
+
+
+def _rehearsal(
+    month: date,
+    statement: Statement | None,
+    checks: list[dict[str, Any]],
+    now: datetime,
+    *,
+    audited: bool,
+    closed: bool = False,
+    stored: MonthRehearsal | None = None,
+) -> CloseRehearsal:
     end = month_bounds(month)[1]
     return CloseRehearsal(
         month=month,
         ends_at=end,
         over=now >= end,
-        audited=audit or closed,
+        audited=audited,
         checks=checks,
         totals=cost_centre_totals(statement) if statement else [],
         statement=statement,
         proposal=None if closed else current_proposal(month, now),
+        stored=stored,
     )
 
 

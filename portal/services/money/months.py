@@ -15,10 +15,10 @@ from portal.services import audit
 from portal.services.money.billing_settings import billing_organisation, statement_terms
 from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
-from telemetry.models import CloseProposal, Statement
+from telemetry.models import CloseProposal, MonthRehearsal, Statement, StatementState
 from telemetry.money import statements
 from telemetry.money.billing_months import month_of
-from telemetry.money.closing import proposals
+from telemetry.money.closing import proposals, rehearsals
 
 IDLE_PAYERS = ("operator", "guarantee", "use")
 
@@ -115,6 +115,22 @@ def propose_close(
             after=audit.audited_fields(proposal, "charged", "lines_digest", "missing_samples_reason"),
         )
     return proposal
+
+
+def rehearse_close(*, actor: User, month: date, now: datetime, via: str = "web") -> MonthRehearsal:
+    """Run all checks of a close with the audit, store the results and return them.
+
+    The ledger does not change. The month may be in progress. Raises NotAllowed, and OperationRejected if the
+    month is closed or has no charge.
+    """
+    policy.require(actor, "charges.see_all")
+    statement = Statement.objects.filter(month=month).first()
+    numbers = {"month": f"{month:%Y-%m}"}
+    if statement is None:
+        raise OperationRejected("month_has_no_charge", numbers, field="month")
+    if statement.state == StatementState.CLOSED:
+        raise OperationRejected("month_is_closed", numbers, field="month")
+    return rehearsals.rehearse_month(statement, now, actor)
 
 
 def set_idle_payer(

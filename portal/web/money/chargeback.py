@@ -12,6 +12,7 @@ from portal import policy
 from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_scope import ChargeScope, charge_scope
 from portal.reads.money.charged_months import first_charged_month
+from portal.reads.money.closing.close_panel import close_panel
 from portal.web.money.charge_drill_down import (
     DIMENSION_LABELS,
     breadcrumbs,
@@ -27,7 +28,6 @@ from portal.web.money.exports import export_choices
 from portal.web.money.months import month_or_404, offset_month
 from portal.web.page.access import current_user, sign_in_required
 from telemetry.money.billing_months import billing_calendar, month_bounds, month_of, next_month
-from telemetry.money.close_checks import close_checks
 from telemetry.reads.chargeback import charges_by
 
 
@@ -70,8 +70,6 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         "choices": group_choices(request, dimension) if not where else [],
         "path": breadcrumbs(request, month, where),
         "budgets": reads.budget_rows(user, month, now),
-        "checks": close_checks(month) if see_all and month < month_of(now) and not where else None,
-        "may_close": policy.may(user, "statement.close") and month < month_of(now),
         "may_price": policy.may(user, "price.change"),
         "may_budget": policy.may(user, "budget.change"),
         "simulated": reads.is_simulated(month),
@@ -80,6 +78,9 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         "scope": scope,
         "now": now,
     }
+    context["close"] = close_panel(
+        user, month, now, closed=context["closed"], equation=context["conservation"]
+    )
     return render(request, "manage/chargeback.html", context)
 
 

@@ -61,4 +61,6 @@ def _notification_url(notice: Notification) -> str:
         return reverse("submission", args=[notice.submission.public_id])
     if notice.kind in HOST_NOTIFICATION_KINDS and notice.numbers.get("host"):
         return reverse("host", args=[notice.numbers["host"]])
+    if notice.kind == "month_waits":
+        return reverse("month-close", args=[notice.numbers["month"][:7]])
     return ""

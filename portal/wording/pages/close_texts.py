@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -23,6 +23,7 @@ PAYERS = {
 WRONG_SECONDS = "GPU {gpu} of host {host}: {slot_seconds} slot-seconds are charged, {expected} are right"
 UNBALANCED = "pool {pool}: {left} and {cost}"
 PROPOSED = "{month:%B %Y} is proposed. Another person can close it until {until:%-d %b %H:%M} UTC."
+REHEARSED = "{month:%B %Y} is rehearsed: {passed} of {checks} checks pass. Nothing has changed."
 CLOSERS = {False: "finance", True: "another person, within 3 days"}
 STEP_NAMES = {
     "checks": "Checks",
@@ -73,6 +74,12 @@ def close_steps(
         }
         for name in names
     ]
+
+
+def rehearsed(month: Any, checks: Sequence[Mapping[str, Any]]) -> str:
+    """Return the sentence after a rehearsal. Each check has ``ok``."""
+    passed = sum(1 for check in checks if check["ok"])
+    return REHEARSED.format(month=month, passed=passed, checks=len(checks))
 
 
 def proposed(month: Any, until: datetime) -> str:

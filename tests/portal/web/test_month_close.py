@@ -14,7 +14,15 @@ from django.utils import timezone
 from portal.models import Organisation, User
 from portal.reads.money.close_evidence import check_evidence, rehearse_close
 from scheduler.models import Workload
-from telemetry.models import Charge, ChargedUntil, CloseProposal, CostCentreStatement, Statement
+from telemetry.models import (
+    Charge,
+    ChargedUntil,
+    CloseProposal,
+    CostCentreStatement,
+    MonthRehearsal,
+    Statement,
+)
+from telemetry.money import close_checks
 from tests.portal.charged_january import MONTH, START, charged
 from tests.telemetry.rows import insert_copy
 from tests.world import World
@@ -30,26 +38,55 @@ def client_of(user: User) -> Client:
     return client
 
 
+def chargeback_page(user: User, month: str = MONTH) -> str:
+    return client_of(user).get(reverse("chargeback"), {"month": month}).content.decode()
+
+
 def close_page(user: User, **query: Any) -> str:
     return client_of(user).get(reverse("month-close", args=[MONTH]), query).content.decode()
+
+
+def rehearse(user: User, month: str = MONTH) -> str:
+    address = reverse("month-close", args=[month])
+    return client_of(user).post(address, {"verb": "rehearse"}, follow=True).content.decode()
 
 
 def test_a_rehearsal_runs_every_check_with_the_audit_and_changes_nothing(
     world: World, charged: Workload
 ) -> None:
-    without, audited = close_page(world.finance), close_page(world.finance, rehearse="1")
-    assert "every line agrees with the facts" not in without
-    assert "every line agrees with the facts" in audited
-    assert re.search(r"(\d+) of \1 pass", audited)
+    assert "not checked yet" in close_page(world.finance)
+    answer = rehearse(world.finance)
+    assert re.search(r"(\d+) of \1 checks pass. Nothing has changed", answer)
+    shown = close_page(world.finance)
+    assert "not checked yet" not in shown and re.search(r"(\d+) of \1 pass", shown)
+    assert f"started by {world.finance.username}" in shown
     assert Statement.objects.get(month=JANUARY).state == "open"
     assert not CostCentreStatement.objects.exists()
 
 
+def test_the_page_of_a_close_runs_no_check_that_reads_all_charge_lines(
+    world: World, charged: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearse(world.finance)
+    for name in ("sum_differences", "cent_differences", "audit_ledger", "_gpus_with_wrong_seconds"):
+        monkeypatch.setattr(close_checks, name, None)
+    text = close_page(world.finance) + chargeback_page(world.finance)
+    assert "every second of every GPU is in exactly one bucket" in text
+
+
+def test_an_auditor_rehearses_a_close_and_others_do_not(world: World, charged: Workload) -> None:
+    rehearse(world.people["auditor"])
+    assert MonthRehearsal.objects.get().run_by == world.people["auditor"]
+    for role in ("member", "lead", "operator"):
+        address = reverse("month-close", args=[MONTH])
+        answer = client_of(world.people[role]).post(address, {"verb": "rehearse"})
+        assert answer.status_code == 403
+
+
 def test_a_month_that_is_not_over_can_be_rehearsed(world: World, charged: Workload) -> None:
     this_month = f"{timezone.now():%Y-%m}"
-    response = client_of(world.finance).get(reverse("month-close", args=[this_month]), {"rehearse": "1"})
-    text = response.content.decode()
-    assert response.status_code == 200
+    assert "has no charge yet" in rehearse(world.finance, this_month)
+    text = client_of(world.finance).get(reverse("month-close", args=[this_month])).content.decode()
     assert "This month is not over" in text and "Close it for good" not in text
 
 

@@ -1,0 +1,1 @@
+"""Read how far the close of each month is."""

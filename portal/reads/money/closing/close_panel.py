@@ -1,0 +1,215 @@
+"""Read how far the close of a month is, for the page of chargeback.
+
+The panel runs no check that reads charge lines: it shows quick figures of now, and the results of the last
+stored rehearsal. The close itself runs all checks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Literal
+
+from django.db.models import Count, Max, Min, Q, Sum
+from django.urls import reverse
+
+from portal import policy
+from portal.models import Organisation, User
+from portal.reads.money.closing.waiting_months import waiting_months
+from portal.wording.pages import close_panel_texts, close_texts
+from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.models import CloseProposal, CostCentreStatement, MonthRehearsal, StatementLine
+from telemetry.money.billing_months import month_bounds
+from telemetry.money.close_checks import CONDITIONS_AFTER_END
+from telemetry.money.closing.proposals import current_proposal
+from telemetry.money.closing.rehearsals import stored_rehearsal
+
+CheckState = Literal["passes", "fails", "open", "later", "unknown"]
+
+
+@dataclass(frozen=True)
+class PanelCheck:
+    """One line of the panel.
+
+    ``later`` is a condition that can hold only after the end of the month, and ``open`` one that blocks no
+    close. ``unknown`` was never checked. ``url`` leads to the evidence. ``failing`` are the checks behind it.
+    """
+
+    text: str
+    state: CheckState
+    figure: str = ""
+    url: str = ""
+    failing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LastClose:
+    """The statements of cost centres of the last closed month, in one currency.
+
+    ``first_number`` is the number of the first of them.
+    """
+
+    month: date
+    currency: str
+    statements: int
+    total: Decimal
+    first_number: str
+
+
+@dataclass(frozen=True)
+class ClosePanel:
+    """How far the close of an open month is. ``waiting`` are all months that wait for it, oldest first."""
+
+    month: date
+    ends_at: datetime
+    over: bool
+    checks: tuple[PanelCheck, ...]
+    steps: list[dict[str, Any]]
+    rehearsal: MonthRehearsal | None
+    proposal: CloseProposal | None
+    two_people: bool
+    may_close: bool
+    waiting: tuple[date, ...]
+    last_close: LastClose | None
+
+    @property
+    def passed(self) -> int:
+        """Return the number of lines that pass."""
+        return sum(1 for check in self.checks if check.state == "passes")
+
+    @property
+    def finding(self) -> str:
+        """Return the sentence about the checks."""
+        return close_panel_texts.finding(
+            passed=self.passed, checks=len(self.checks), over=self.over, rehearsed=self.rehearsal is not None
+        )
+
+
+@dataclass(frozen=True)
+class _LineCounts:
+    lines: int
+    unmapped: int
+    cost_centres: int
+    held: int
+    covered: float
+
+
+def close_panel(
+    viewer: User,
+    month: date,
+    now: datetime,
+    *,
+    closed: bool,
+    equation: Mapping[str, Any] | None,
+    unexplained: tuple[int, int] = (0, 0),
+) -> ClosePanel | None:
+    """Return the panel of an open month; None if the page has no equation of all charges. Runs six queries.
+
+    ``equation`` is that of the page, as ``conservation_equation`` returns it. ``unexplained`` is (number of
+    unusual spends without an explanation, number of all that a person must explain).
+    """
+    if closed or equation is None or not policy.sees_all_charges(viewer):
+        return None
+    ends_at = month_bounds(month)[1]
+    rehearsal, proposal = stored_rehearsal(month), current_proposal(month, now)
+    counts = _line_counts(month)
+    over = now >= ends_at
+    checks = (
+        _equation_check(equation["difference"]),
+        _cost_centre_check(counts),
+        _coverage_check(counts),
+        _rehearsal_check(rehearsal, month, over),
+        _unusual_check(*unexplained),
+        PanelCheck(close_panel_texts.OVER, "passes" if over else "later"),
+    )
+    two_people = bool(Organisation.objects.values_list("two_step_close", flat=True).first())
+    blocking = [check for check in checks if check.state != "open"]
+    return ClosePanel(
+        month=month,
+        ends_at=ends_at,
+        over=over,
+        checks=checks,
+        steps=close_texts.close_steps(
+            passed=sum(1 for check in blocking if check.state == "passes"),
+            checks=len(blocking),
+            statements=counts.cost_centres,
+            proposer=proposal.proposed_by.get_username() if proposal else "",
+            closer="",
+            over=over,
+            two_people=two_people,
+        ),
+        rehearsal=rehearsal,
+        proposal=proposal,
+        two_people=two_people,
+        may_close=policy.may(viewer, "statement.close") and over,
+        waiting=tuple(waiting_months(now)),
+        last_close=_last_close(),
+    )
+
+
+def _line_counts(month: date) -> _LineCounts:
+    """Return the numbers of the month's charged statement lines."""
+    charged = Q(bucket__in=CHARGED_BUCKETS) | Q(idle_share=True)
+    lines = StatementLine.objects.filter(charged, statement__month=month, shared_out=False)
+    held = Q(bucket="used", corrected_month=None)
+    sums = lines.aggregate(
+        lines=Count("pk"),
+        unmapped=Count("pk", filter=Q(cost_centre="") & ~Q(charged_cents=0)),
+        cost_centres=Count("cost_centre", distinct=True, filter=~Q(cost_centre="")),
+        held=Sum("slot_seconds", filter=held),
+        covered=Sum("covered_slot_seconds", filter=held),
+    )
+    return _LineCounts(**{name: value or 0 for name, value in sums.items()})
+
+
+def _equation_check(difference: Decimal) -> PanelCheck:
+    state: CheckState = "fails" if difference else "passes"
+    figure = close_panel_texts.DIFFERENCE.format(difference=difference)
+    return PanelCheck(close_panel_texts.EQUATION, state, figure, "#equation")
+
+
+def _cost_centre_check(counts: _LineCounts) -> PanelCheck:
+    state: CheckState = "fails" if counts.unmapped else "passes"
+    figure = close_panel_texts.line_figure(counts.lines, counts.unmapped)
+    return PanelCheck(close_panel_texts.MAPPED, state, figure, reverse("cost-centres"))
+
+
+def _coverage_check(counts: _LineCounts) -> PanelCheck:
+    share = min(1.0, counts.covered / counts.held) if counts.held > 0 else None
+    hours = max(0.0, counts.held - counts.covered) / (840 * 3600)
+    text, figure = close_panel_texts.coverage(share, hours)
+    return PanelCheck(text, "passes" if share is not None else "unknown", figure)
+
+
+def _rehearsal_check(rehearsal: MonthRehearsal | None, month: date, over: bool) -> PanelCheck:
+    """Return the line of the last rehearsal. A condition that needs the end of the month counts as later."""
+    url = reverse("month-close", args=[f"{month:%Y-%m}"])
+    if rehearsal is None:
+        return PanelCheck(close_panel_texts.NOT_REHEARSED, "unknown", "", url)
+    failing = [check["check"] for check in rehearsal.checks if not check["ok"]]
+    if not over:
+        failing = [name for name in failing if name not in CONDITIONS_AFTER_END]
+    state: CheckState = "fails" if failing else "passes"
+    passed, checks = sum(1 for check in rehearsal.checks if check["ok"]), len(rehearsal.checks)
+    figure = close_panel_texts.PASSED.format(passed=passed, checks=checks)
+    return PanelCheck(close_panel_texts.REHEARSED, state, figure, url, tuple(failing))
+
+
+def _unusual_check(unexplained: int, of: int) -> PanelCheck:
+    figure = close_panel_texts.unusual_figure(unexplained, of)
+    return PanelCheck(close_panel_texts.UNUSUAL, "open" if unexplained else "passes", figure, "#unusual")
+
+
+def _last_close() -> LastClose | None:
+    """Return the statements of the last closed month that has some; None if there is none."""
+    rows = CostCentreStatement.objects.values("statement__month", "currency").annotate(
+        statements=Count("pk"), total=Sum("total"), first_number=Min("number"), latest=Max("statement__month")
+    )
+    row = rows.order_by("-latest", "currency").first()
+    if row is None:
+        return None
+    return LastClose(
+        row["statement__month"], row["currency"], row["statements"], row["total"], row["first_number"]
+    )

@@ -1,0 +1,138 @@
+"""Test the panel that shows how far the close of a month is, and the months that wait for it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from portal.models import Notification, Organisation
+from portal.notices.delivery import write_notices
+from portal.reads.money.closing.close_panel import ClosePanel, close_panel
+from portal.reads.money.closing.waiting_months import can_be_settled, waiting_months
+from scheduler.models import Workload
+from telemetry.models import ChargedUntil, MonthRehearsal, Statement, StatementLine
+from telemetry.money.closing import rehearsals
+from tests.portal.charged_january import START, charged
+from tests.portal.web.test_month_close import chargeback_page, rehearse
+from tests.world import World
+
+__all__ = ["charged"]
+pytestmark = pytest.mark.django_db
+JANUARY = START.date()
+NOW = START + timedelta(days=40)
+BALANCED = {"difference": Decimal("0.00")}
+
+
+def panel(world: World, difference: str = "0.00") -> ClosePanel:
+    found = close_panel(
+        world.finance, JANUARY, NOW, closed=False, equation={"difference": Decimal(difference)}
+    )
+    assert found is not None
+    return found
+
+
+def states(found: ClosePanel) -> dict[str, str]:
+    return {check.text: check.state for check in found.checks}
+
+
+def test_a_panel_shows_quick_figures_and_the_last_rehearsal(world: World, charged: Workload) -> None:
+    assert states(panel(world))["The checks of a close have not run yet: they run each night"] == "unknown"
+    rehearsals.rehearse_next_month(NOW)
+    found = panel(world)
+    assert set(states(found).values()) == {"passes", "unknown"}  # no sample was taken, so nothing is measured
+    assert states(found)["The checks of a close pass"] == "passes"
+    assert states(panel(world, "0.01"))["Teams + idle + out of service = cost of the assets"] == "fails"
+    StatementLine.objects.filter(bucket="used").update(cost_centre="")
+    assert states(panel(world))["Every charged line has a cost centre"] == "fails"
+
+
+def test_unusual_spend_without_an_explanation_is_counted_and_blocks_nothing(
+    world: World, charged: Workload
+) -> None:
+    found = close_panel(world.finance, JANUARY, NOW, closed=False, equation=BALANCED, unexplained=(2, 5))
+    assert found is not None
+    [check] = [check for check in found.checks if check.state == "open"]
+    assert check.figure == "2 of 5 open"
+    assert found.steps[0]["detail"] == "3 of 5 pass"  # the line of unusual spend does not count
+
+
+def test_the_panel_runs_six_queries(world: World, charged: Workload) -> None:
+    rehearsals.rehearse_next_month(NOW)
+    with CaptureQueriesContext(connection) as asked:
+        panel(world)
+    assert len(asked) == 6
+
+
+def test_only_roles_that_see_all_charges_get_the_panel(world: World, charged: Workload) -> None:
+    assert close_panel(world.auditor, JANUARY, NOW, closed=False, equation=BALANCED) is not None
+    for user in (world.vision.lead, world.operator):
+        assert close_panel(user, JANUARY, NOW, closed=False, equation=BALANCED) is None
+    assert close_panel(world.finance, JANUARY, NOW, closed=True, equation=BALANCED) is None
+
+
+def test_the_page_shows_steps_signatures_and_waiting_months(world: World, charged: Workload) -> None:
+    Organisation.objects.update(two_step_close=True)
+    rehearse(world.finance)
+    page = " ".join(chargeback_page(world.finance).split())
+    assert "2nd signature <b>finance</b> or an auditor" in page
+    assert "January 2026</a>" in page and "to be closed." in page
+    assert "Close January" not in " ".join(chargeback_page(world.vision.lead).split())
+
+
+def test_the_nightly_rehearsal_runs_once_a_night_for_each_open_month(world: World, charged: Workload) -> None:
+    night = NOW.replace(hour=2, minute=0)
+    months = []
+    while (month := rehearsals.rehearse_next_month(night)) is not None:
+        months.append(month)
+    assert months == sorted(Statement.objects.values_list("month", flat=True))
+    assert rehearsals.rehearse_next_month(night + timedelta(hours=20)) is None
+    assert rehearsals.rehearse_next_month(night + timedelta(days=1)) == JANUARY
+
+
+def test_a_rehearsal_in_progress_is_not_started_again_within_an_hour(world: World, charged: Workload) -> None:
+    for statement in Statement.objects.all():
+        MonthRehearsal.objects.create(statement=statement, started_at=NOW)
+    assert rehearsals.rehearse_next_month(NOW + timedelta(minutes=59)) is None
+    assert rehearsals.rehearse_next_month(NOW + timedelta(minutes=61)) == JANUARY
+
+
+def test_finance_is_told_once_and_again_each_week_that_a_month_waits(world: World, charged: Workload) -> None:
+    def told() -> list[int]:
+        rows = Notification.objects.filter(user=world.finance, kind="month_waits").order_by("pk")
+        return [row.numbers["weeks"] for row in rows if row.numbers["month"] == JANUARY.isoformat()]
+
+    over = START + timedelta(days=31)
+    for now in (over + timedelta(hours=1), over + timedelta(days=2), over + timedelta(days=8)):
+        write_notices(now)
+    assert told() == [0, 1]
+    assert not Notification.objects.filter(user=world.vision.lead, kind="month_waits").exists()
+    Statement.objects.filter(month=JANUARY).update(state="closing")
+    assert JANUARY not in waiting_months(over + timedelta(days=8))
+
+
+def test_a_month_is_announced_when_it_is_charged_to_its_end_or_a_day_later(
+    world: World, charged: Workload
+) -> None:
+    over = START + timedelta(days=31)
+    assert can_be_settled(JANUARY, over + timedelta(minutes=5))
+    ChargedUntil.objects.filter(gpu__host=world.hosts["alpha"]).update(until=START + timedelta(days=3))
+    assert not can_be_settled(JANUARY, over + timedelta(minutes=5))
+    assert can_be_settled(JANUARY, over + timedelta(days=1))
+
+
+def test_a_notice_about_a_waiting_month_leads_to_its_close(world: World, charged: Workload) -> None:
+    from portal.web.people.notifications import _notification_url
+    from portal.wording.notice_texts import notice_sentence
+
+    write_notices(timezone.now())
+    notice = Notification.objects.filter(kind="month_waits", numbers__month="2026-01-01").first()
+    assert notice is not None and _notification_url(notice) == "/chargeback/2026-01/close/"
+    numbers = {"month": "2026-01-01", "weeks": 2}
+    assert notice_sentence("month_waits", numbers) == (
+        "January 2026 is over and waits to be closed for 2 weeks."
+    )
