@@ -9,6 +9,7 @@ import click
 
 from cli.commands import (
     account,
+    chargeback,
     cost_centres,
     exports,
     fleet,
@@ -44,6 +45,7 @@ COMMAND_MODULES = (
     health_rules,
     removal,
     cost_centres,
+    chargeback,
     exports,
     statements,
     account,

@@ -39,6 +39,7 @@ from telemetry.models import (
     CostCentreStatement,
     Statement,
     StatementLine,
+    UnusualSpend,
 )
 
 Viewer = User | AnonymousUser
@@ -55,7 +56,7 @@ def team_id_of(thing: Any) -> int | None:
         return int(thing.team_id)
     if isinstance(thing, Workload | Reservation | Series | JobArray):
         return int(thing.project.team_id)
-    if isinstance(thing, Pool):
+    if isinstance(thing, Pool | UnusualSpend):
         return thing.team_id
     return None
 
@@ -181,6 +182,11 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     ),
     "team.remove": (changes_things & is_operator, permission_problems.TEAM_REMOVE),
     "team.join": (changes_things, permission_problems.TEAM_JOIN),
+    # [UnusualSpend]
+    "unusual_spend.explain": (
+        changes_things & (is_lead | is_finance),
+        permission_problems.UNUSUAL_SPEND_EXPLAIN,
+    ),
     # [Submission]
     "submission.decide": (
         changes_things & ((is_operator & ~is_budget_request) | decides_membership | decides_budget),
@@ -215,6 +221,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     "statement.close": (changes_things & is_finance, permission_problems.STATEMENT_CLOSE),
     # An auditor changes nothing else. The second signature is a check, not a change.
     "statement.confirm": (is_active & (is_finance | is_auditor), permission_problems.STATEMENT_CONFIRM),
+    "unusual_spend.explain_all": (changes_things & is_finance, permission_problems.UNUSUAL_SPEND_EXPLAIN),
     "billing.change": (changes_things & is_finance, permission_problems.BILLING_CHANGE),
     "charges.see_all": (
         is_active & (is_finance | is_auditor),
@@ -465,6 +472,19 @@ def visible_cells(user: Viewer) -> QuerySet[ChargeCell] | None:
     return ChargeCell.objects.filter(
         Q(user_id=user.pk) | Q(line__team__in=my_team_ids(user, Membership.Role.LEAD))
     )
+
+
+def visible_unusual_spend(user: Viewer) -> QuerySet[UnusualSpend]:
+    """Return the unusual spend of the user and of teams that the user leads.
+
+    Finance and auditors see all of it.
+    """
+    if sees_all_charges(user):
+        return UnusualSpend.objects.all()
+    if not _active(user):
+        return UnusualSpend.objects.none()
+    led = my_team_ids(user, Membership.Role.LEAD)
+    return UnusualSpend.objects.filter(Q(user_id=user.pk) | Q(team__in=led))
 
 
 def visible_statements(user: Viewer) -> QuerySet[Statement]:

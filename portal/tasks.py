@@ -9,6 +9,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from portal.notices import delivery
+from portal.services.money import unusual_spend
 from portal.sweeps import expired_sessions, expired_submissions, idle_notebooks
 from scheduler.coordination import clock_correction
 
@@ -41,3 +42,9 @@ def forget_expired() -> int:
     """Delete expired sessions, one-time codes and old notices. Return the number of deleted rows."""
     now = timezone.now()
     return expired_sessions.delete_expired_sessions(now) + delivery.delete_old_notices(now)
+
+
+@shared_task(name="portal.tasks.unusual_spend")  # type: ignore[misc]
+def search_unusual_spend() -> int:
+    """Search the month that is due for unusual spend. Return the number of findings."""
+    return unusual_spend.search_next_month(timezone.now()) or 0

@@ -9,7 +9,7 @@ from portal.api.calendar import views as calendar
 from portal.api.fleet import gpu_geometry, health_rules, recordings, repairs, volumes
 from portal.api.fleet import removal as fleet_removal
 from portal.api.fleet import views as fleet
-from portal.api.money import close, cost_centres, documents, exports, payers, rate_card
+from portal.api.money import close, cost_centres, documents, exports, payers, rate_card, unusual_spend
 from portal.api.money import views as money
 from portal.api.people import removal as own_removal
 from portal.api.people import views as own
@@ -117,6 +117,8 @@ urlpatterns = [
     path("statements/<str:month>/checks/", close.CloseRehearsalView.as_view()),
     path("statements/<str:month>/propose/", close.ProposeCloseView.as_view()),
     path("statements/<str:month>/close/", money.CloseStatementView.as_view()),
+    path("statements/<str:month>/unusual-spend/", unusual_spend.UnusualSpendListView.as_view()),
+    path("unusual-spend/<int:id>/explain/", unusual_spend.ExplainUnusualSpendView.as_view()),
     path("statements/<str:month>/export/", exports.ExportView.as_view()),
     path("statements/<str:month>/idle-payer/", payers.IdlePayerView.as_view()),
     path("cost-centre-statements/", documents.CostCentreStatementListView.as_view()),

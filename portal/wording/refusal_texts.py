@@ -186,6 +186,7 @@ REFUSALS: dict[str, Sentence] = {
         " {charged}. Propose it again."
     ),
     "month_is_closed": "{month} is closed already.",
+    "spend_explains_itself": "{subject} needs no reason: its amount explains itself.",
     "month_has_no_charge": "{month} has no charge yet, so its close can't be rehearsed.",
     "month_check_failed": lambda n: (
         f"{n['month']} can't be closed: this check fails: {n['check']} ({_figures_text(n['figures'])})."

@@ -56,6 +56,7 @@ from telemetry.models.statements import (
     StatementState,
 )
 from telemetry.models.unusual_spend import (
+    SPEND_TO_EXPLAIN,
     UnusualSpend,
     UnusualSpendExplanation,
     UnusualSpendKind,
@@ -97,6 +98,7 @@ __all__ = [
     "Retention",
     "Rollup",
     "RollupDue",
+    "SPEND_TO_EXPLAIN",
     "STATEMENT_TRANSITIONS",
     "Sample",
     "SampleGap",

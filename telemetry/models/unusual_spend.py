@@ -19,6 +19,9 @@ class UnusualSpendKind(models.TextChoices):
     NEW_PROJECT = "new_project", "a new project"
 
 
+SPEND_TO_EXPLAIN = (UnusualSpendKind.HIGH_DAY, UnusualSpendKind.NOT_TAKEN)
+
+
 class UnusualSpend(models.Model):
     """Spend of a month that a rule found unusual.
 

@@ -13,6 +13,7 @@ from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_scope import ChargeScope, charge_scope
 from portal.reads.money.charged_months import first_charged_month
 from portal.reads.money.closing.close_panel import close_panel
+from portal.reads.money.unusual_spend import unusual_overview
 from portal.web.money.charge_drill_down import (
     DIMENSION_LABELS,
     breadcrumbs,
@@ -78,8 +79,10 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         "scope": scope,
         "now": now,
     }
+    unusual = None if where else unusual_overview(user, month, closed=context["closed"])
+    context["unusual"] = unusual
     context["close"] = close_panel(
-        user, month, now, closed=context["closed"], equation=context["conservation"]
+        user, month, now, closed=context["closed"], equation=context["conservation"], unusual=unusual
     )
     return render(request, "manage/chargeback.html", context)
 

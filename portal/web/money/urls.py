@@ -3,7 +3,7 @@
 from django.urls import path
 
 from portal.web.money import budgets, charge_line, chargeback, exports, idle_payer, rate_card, utilisation
-from portal.web.money.closing import billing_settings, cost_centre_statements, month_close
+from portal.web.money.closing import billing_settings, cost_centre_statements, month_close, unusual_spend
 from portal.web.money.cost_centres import import_page
 from portal.web.money.cost_centres import views as centre_views
 
@@ -25,6 +25,7 @@ urlpatterns = [
         cost_centre_statements.statement_page,
         name="cost-centre-statement",
     ),
+    path("chargeback/unusual/<int:pk>/", unusual_spend.explain, name="unusual-spend"),
     path("chargeback/<str:month>/idle/", idle_payer.idle_payer, name="idle-payer"),
     path("chargeback/lines/<int:pk>/", charge_line.charge_line_page, name="charge-line"),
     path("chargeback/<str:month>/close/", month_close.month_close, name="month-close"),

@@ -18,6 +18,7 @@ from django.urls import reverse
 from portal import policy
 from portal.models import Organisation, User
 from portal.reads.money.closing.waiting_months import waiting_months
+from portal.reads.money.unusual_spend import UnusualOverview
 from portal.wording.pages import close_panel_texts, close_texts
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.models import CloseProposal, CostCentreStatement, MonthRehearsal, StatementLine
@@ -103,12 +104,12 @@ def close_panel(
     *,
     closed: bool,
     equation: Mapping[str, Any] | None,
-    unexplained: tuple[int, int] = (0, 0),
+    unusual: UnusualOverview | None = None,
 ) -> ClosePanel | None:
     """Return the panel of an open month; None if the page has no equation of all charges. Runs six queries.
 
-    ``equation`` is that of the page, as ``conservation_equation`` returns it. ``unexplained`` is (number of
-    unusual spends without an explanation, number of all that a person must explain).
+    ``equation`` is that of the page, as ``conservation_equation`` returns it, and ``unusual`` the unusual
+    spend that the page shows.
     """
     if closed or equation is None or not policy.sees_all_charges(viewer):
         return None
@@ -121,7 +122,7 @@ def close_panel(
         _cost_centre_check(counts),
         _coverage_check(counts),
         _rehearsal_check(rehearsal, month, over),
-        _unusual_check(*unexplained),
+        _unusual_check(*(unusual.counts if unusual else (0, 0))),
         PanelCheck(close_panel_texts.OVER, "passes" if over else "later"),
     )
     two_people = bool(Organisation.objects.values_list("two_step_close", flat=True).first())

@@ -1,0 +1,94 @@
+"""Implement the endpoints of unusual spend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import Http404
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from portal import policy
+from portal.api.base.fields import CurrencyAmount, ResponseSerializer
+from portal.api.base.serializers import StrictSerializer
+from portal.api.base.views import ApiView
+from portal.api.money.serializers import ChargeScopeShape
+from portal.reads.money.charge_scope import charge_scope
+from portal.reads.money.chargeback import statement_of
+from portal.reads.money.charged_months import requested_month
+from portal.reads.money.unusual_spend import unusual_overview
+from portal.services.money.unusual_spend import explain_unusual_spend
+from telemetry.models import StatementState, UnusualSpendKind
+
+
+class ExplanationShape(ResponseSerializer):
+    """The reason that a person gave for unusual spend."""
+
+    reason = serializers.CharField()
+    author = serializers.CharField(source="author.username")
+    at = serializers.DateTimeField()
+
+
+class UnusualSpendShape(ResponseSerializer):
+    """Spend that a rule found unusual."""
+
+    id = serializers.IntegerField(source="spend.pk")
+    kind = serializers.ChoiceField(choices=UnusualSpendKind.choices, source="spend.kind")
+    title = serializers.CharField()
+    detail = serializers.CharField()
+    subject = serializers.CharField(source="spend.subject")
+    team = serializers.CharField(source="spend.team.slug", allow_null=True, default=None)
+    first_day = serializers.DateField(source="spend.first_day")
+    last_day = serializers.DateField(source="spend.last_day")
+    currency = serializers.CharField(source="spend.currency")
+    amount = CurrencyAmount(source="spend.amount")
+    usual = CurrencyAmount(source="spend.usual", allow_null=True)
+    needs_explanation = serializers.BooleanField(help_text="a person must explain it, or did so")
+    explanation = ExplanationShape(allow_null=True)
+
+
+class UnusualSpendListShape(ResponseSerializer):
+    """The unusual spend of a month that you may see."""
+
+    month = serializers.DateField()
+    searched_at = serializers.DateTimeField(allow_null=True, help_text="null: the month is not searched yet")
+    scope = ChargeScopeShape()
+    results = UnusualSpendShape(many=True)
+
+
+class ExplainWish(StrictSerializer):
+    reason = serializers.CharField(max_length=1000)
+
+
+class UnusualSpendListView(ApiView):
+    @extend_schema(operation_id="unusual_spend_list", responses=UnusualSpendListShape)
+    def get(self, request: Request, month: str) -> Response:
+        """List the unusual spend of a month that you may see, with evidence and reasons."""
+        first_day = requested_month(month, self.now)
+        statement = statement_of(first_day)
+        closed = statement is not None and statement.state == StatementState.CLOSED
+        found = unusual_overview(self.actor, first_day, closed=closed)
+        answer: dict[str, Any] = {
+            "month": first_day,
+            "searched_at": found.searched_at,
+            "scope": charge_scope(self.actor),
+            "results": found.rows,
+        }
+        return self.object_response(answer, UnusualSpendListShape)
+
+
+class ExplainUnusualSpendView(ApiView):
+    @extend_schema(
+        operation_id="unusual_spend_explain", request=ExplainWish, responses={201: ExplanationShape}
+    )
+    def post(self, request: Request, id: int) -> Response:
+        """Give the reason for unusual spend. For finance, and for the leads of the team."""
+        rows = policy.visible_unusual_spend(self.actor).select_related("statement")
+        spend = rows.filter(pk=id).first()
+        if spend is None:
+            raise Http404
+        given = self.validated_body(ExplainWish)
+        row = explain_unusual_spend(**self.service_context, spend=spend, **given)
+        return self.object_response(row, ExplanationShape, 201)

@@ -1,0 +1,159 @@
+"""Read the unusual spend of a month that a viewer may see, with its evidence and its explanations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db.models import QuerySet
+from django.urls import reverse
+
+from portal import policy
+from portal.models import Membership, User
+from portal.wording.pages import unusual_texts
+from telemetry.core.unusual_spend import HIGH_DAY_FACTOR, NOT_TAKEN_SHARE
+from telemetry.models import (
+    SPEND_TO_EXPLAIN,
+    UnusualSpend,
+    UnusualSpendExplanation,
+    UnusualSpendKind,
+    UnusualSpendSearch,
+)
+
+
+@dataclass(frozen=True)
+class UnusualRow:
+    """Unusual spend with its texts, the address of its lines, and its newest explanation.
+
+    ``curve`` has one charge a day, up to its last day. ``url`` leads to the lines, or to the price.
+    """
+
+    spend: UnusualSpend
+    title: str
+    detail: str
+    url: str
+    curve: tuple[float, ...]
+    curve_label: str
+    explanation: UnusualSpendExplanation | None
+    may_explain: bool
+
+    @property
+    def needs_explanation(self) -> bool:
+        """Return True if a person must explain it, or did so."""
+        return self.spend.kind in SPEND_TO_EXPLAIN
+
+    @property
+    def top(self) -> float:
+        """Return the highest charge of the curve."""
+        return max(self.curve, default=0.0) or 1.0
+
+
+@dataclass(frozen=True)
+class UnusualOverview:
+    """The unusual spend of a month that a viewer may see. ``searched_at`` is None before the first search."""
+
+    rows: tuple[UnusualRow, ...]
+    searched_at: datetime | None
+
+    @property
+    def open(self) -> list[UnusualRow]:
+        """Return the rows that wait for an explanation."""
+        return [row for row in self.rows if row.needs_explanation and row.explanation is None]
+
+    @property
+    def explained(self) -> list[UnusualRow]:
+        """Return the rows that a person has explained."""
+        return [row for row in self.rows if row.explanation is not None]
+
+    @property
+    def self_explained(self) -> list[UnusualRow]:
+        """Return the rows that explain themselves."""
+        return [row for row in self.rows if not row.needs_explanation and row.explanation is None]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Return how many rows wait for an explanation, of how many that people must explain."""
+        return len(self.open), sum(1 for row in self.rows if row.needs_explanation)
+
+    @property
+    def rules(self) -> str:
+        """Return the rules with their thresholds as a sentence."""
+        return unusual_texts.RULES.format(factor=HIGH_DAY_FACTOR, share=NOT_TAKEN_SHARE)
+
+    @property
+    def finding(self) -> tuple[str, str]:
+        """Return the sentence about the panel, in two parts."""
+        return unusual_texts.finding(len(self.open), len(self.explained), len(self.self_explained))
+
+
+def unusual_overview(viewer: User, month: date, *, closed: bool = False) -> UnusualOverview:
+    """Return the unusual spend of a month that a viewer may see. Runs at most four queries.
+
+    In a closed month, nobody may explain it any more.
+    """
+    found = policy.visible_unusual_spend(viewer).filter(statement__month=month)
+    search = UnusualSpendSearch.objects.filter(statement__month=month).first()
+    return UnusualOverview(tuple(unusual_rows(viewer, found, closed)), search and search.searched_at)
+
+
+def unusual_rows(viewer: User, found: QuerySet[UnusualSpend], closed: bool) -> list[UnusualRow]:
+    """Return the rows of unusual spend, in the order of the rules and of the amounts."""
+    order = list(UnusualSpendKind)
+    spends = sorted(
+        found.select_related("statement", "team"),
+        key=lambda each: (order.index(UnusualSpendKind(each.kind)), -each.amount, each.pk),
+    )
+    latest = UnusualSpendExplanation.objects.filter(spend__in=[each.pk for each in spends])
+    latest = latest.select_related("author").order_by("spend", "-at", "-pk").distinct("spend")
+    explanations = {each.spend_id: each for each in latest} if spends else {}
+    teams = _explained_teams(viewer)
+    return [
+        _row(each, explanations.get(each.pk), not closed and (teams is None or each.team_id in teams))
+        for each in spends
+    ]
+
+
+def _explained_teams(viewer: User) -> set[int] | None:
+    """Return the teams whose spend the viewer may explain; None means all teams."""
+    if policy.may(viewer, "unusual_spend.explain_all"):
+        return None
+    if viewer.auditor:
+        return set()
+    return set(policy.my_team_ids(viewer, Membership.Role.LEAD).values_list("team_id", flat=True))
+
+
+def _row(spend: UnusualSpend, explanation: UnusualSpendExplanation | None, may_explain: bool) -> UnusualRow:
+    numbers: dict[str, Any] = {
+        **spend.figures,
+        "amount": spend.amount,
+        "usual": spend.usual,
+        "currency": spend.currency,
+    }
+    return UnusualRow(
+        spend=spend,
+        title=unusual_texts.title(spend.kind, spend.subject, numbers, (spend.first_day, spend.last_day)),
+        detail=unusual_texts.detail(spend.kind, numbers),
+        url=_evidence_url(spend),
+        curve=tuple(float(value) for value in spend.figures.get("curve", ())),
+        curve_label=unusual_texts.CURVE.format(day=spend.last_day),
+        explanation=explanation,
+        may_explain=may_explain and spend.kind in SPEND_TO_EXPLAIN,
+    )
+
+
+def _evidence_url(spend: UnusualSpend) -> str:
+    """Return the address of the charge lines behind unusual spend, or of the rate card."""
+    if spend.kind == UnusualSpendKind.NEW_PRICE:
+        return reverse("rate-card")
+    query: dict[str, Any] = {"month": f"{spend.statement.month:%Y-%m}", "project": spend.project_id}
+    if spend.kind == UnusualSpendKind.HIGH_DAY:
+        query["bucket"] = "used"
+        if spend.user_id is not None:
+            query["user"] = spend.user_id
+        if spend.first_day == spend.last_day:
+            query["day"] = spend.first_day.isoformat()
+    if spend.kind == UnusualSpendKind.NOT_TAKEN:
+        query["bucket"] = "reserved_unused"
+    return f"{reverse('charge-lines')}?{urlencode(query)}"

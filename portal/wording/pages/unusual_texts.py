@@ -1,0 +1,82 @@
+"""Define texts about unusual spend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+HIGH_DAY = "{subject} cost {amount} {currency} {days}, usually {usual}"
+NOT_TAKEN = "{subject} did not take {share:.0%} of its reserved time"
+NEW_PRICE = "{subject} from {old} to {new} since {day:%-d %b}: {amount} {currency} of the charges"
+NEW_PROJECT = "{subject}, new since {day:%-d %b}: {amount} {currency}"
+HELD = "{hours:,.0f} GPU-hours in the project {project}."
+RESERVED = "{hours:,.0f} GPU-hours, {amount} {currency}: {windows}, {first:%-d %b} to {last:%-d %b}. {empty}"
+NOTHING_RAN = {"all": "Nothing ran in any of them.", "some": "Nothing ran in {empty} of them."}
+RULES = (
+    "A day above {factor} times the median of its weekday is listed, and reserved time of which more than"
+    " {share:.0%} was not taken."
+)
+CURVE = "Charge of each day up to {day:%-d %B}"
+EXPLAINED = "The reason is stored."
+NONE_FOUND = "Nothing unusual is found."
+
+
+def title(kind: str, subject: str, amounts: Mapping[str, Any], days: tuple[date, date]) -> str:
+    """Return the headline of unusual spend. ``amounts`` are its columns and figures."""
+    amount = f"{amounts['amount']:,}"
+    if kind == "high_day":
+        usual = f"{amounts['usual']:,}"
+        return HIGH_DAY.format(
+            subject=subject, amount=amount, currency=amounts["currency"], days=span(*days), usual=usual
+        )
+    if kind == "not_taken":
+        return NOT_TAKEN.format(subject=subject, share=amounts["share"])
+    if kind == "new_price":
+        signed = f"{amounts['amount']:+,}"
+        old, new = (f"{Decimal(amounts[name]).normalize():f}" for name in ("old", "new"))
+        return NEW_PRICE.format(
+            subject=subject, old=old, new=new, day=days[0], amount=signed, currency=amounts["currency"]
+        )
+    return NEW_PROJECT.format(subject=subject, day=days[0], amount=amount, currency=amounts["currency"])
+
+
+def detail(kind: str, amounts: Mapping[str, Any]) -> str:
+    """Return the evidence of unusual spend as a sentence; "" for spend that explains itself."""
+    if kind == "high_day":
+        return HELD.format(hours=amounts["gpu_hours"], project=amounts["project"])
+    if kind != "not_taken":
+        return ""
+    windows, empty = amounts["windows"], amounts["empty_windows"]
+    text = NOTHING_RAN["all"] if empty == windows else NOTHING_RAN["some"].format(empty=empty)
+    return RESERVED.format(
+        hours=amounts["gpu_hours"],
+        amount=f"{amounts['amount']:,}",
+        currency=amounts["currency"],
+        windows=f"{windows:,} window{'' if windows == 1 else 's'}",
+        first=date.fromisoformat(amounts["from"]),
+        last=date.fromisoformat(amounts["to"]),
+        empty=text if empty else "",
+    ).strip()
+
+
+def span(first: date, last: date) -> str:
+    """Return ``on 12 Nov`` or ``from 12 to 14 Nov``."""
+    if first == last:
+        return f"on {first:%-d %b}"
+    return (
+        f"from {first:%-d %b} to {last:%-d %b}"
+        if first.month != last.month
+        else (f"from {first:%-d} to {last:%-d %b}")
+    )
+
+
+def finding(unexplained: int, explained: int, self_explained: int) -> tuple[str, str]:
+    """Return the finding in two parts: what a person must explain, and the rest."""
+    if not unexplained + explained + self_explained:
+        return NONE_FOUND, ""
+    things = "thing" if unexplained == 1 else "things"
+    first = f"{unexplained} {things} to explain before closing;" if unexplained else "Nothing to explain;"
+    verb = "explains itself" if self_explained == 1 else "explain themselves"
+    return first, f"{explained} explained by people, {self_explained} {verb}."
