@@ -10,7 +10,7 @@ from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from scheduler.models import Allocation, Gpu, Host, HostStateChange, Run, Unit, Workload
 from scheduler.state.states import RunState, WorkloadState
-from telemetry.models import Charge, CostCentreShare, Price
+from telemetry.models import Charge, CostCentreShare, Price, Statement, UnusualSpend
 from telemetry.money.charges import charge_all_gpus
 from tests.world import H100, World
 
@@ -107,4 +107,26 @@ def charge_of(workload: Workload, gpu: Gpu) -> Charge:
         cost=0,
         charged=0,
         created_at=workload.submitted_at,
+    )
+
+
+def unusual_spend_of(workload: Workload) -> UnusualSpend:
+    """Create an unusual day of a workload's owner in the month of its submission."""
+    day = workload.submitted_at.date()
+    statement, _ = Statement.objects.get_or_create(month=day.replace(day=1))
+    return UnusualSpend.objects.create(
+        statement=statement,
+        kind="high_day",
+        team_id=workload.project.team_id,
+        project_id=workload.project_id,
+        user_id=workload.owner_id,
+        workload_name=workload.name,
+        subject=workload.name,
+        first_day=day,
+        last_day=day,
+        currency="EUR",
+        amount=Decimal("412.80"),
+        usual=Decimal("70.00"),
+        figures={"project": workload.project.name, "gpu_hours": 172.0, "curve": ["70.00", "412.80"]},
+        found_at=workload.submitted_at,
     )

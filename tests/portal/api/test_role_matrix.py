@@ -22,7 +22,7 @@ from scheduler.cycle import engine
 from scheduler.cycle.recording import CycleRecorder
 from scheduler.models import Gpu, Host, Recording, Storage, Volume, Workload
 from telemetry.models import HealthRule
-from tests.portal.charged_january import charge_of
+from tests.portal.charged_january import charge_of, unusual_spend_of
 from tests.telemetry.rows import cost_centre, directory
 from tests.world import H100, World
 
@@ -201,6 +201,11 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "statements/{month}/propose/"): ({}, (403, 403, 403, 403, 403, 403, 400, 403)),
     ("POST", "statements/{month}/close/"): ({}, (403, 403, 403, 403, 403, 403, 400, 403)),
     # 400 for finance and auditors: the address has a month without charges.
+    ("GET", "statements/{month}/unusual-spend/"): ({}, (400,) * 8),
+    ("POST", "unusual-spend/{id}/explain/"): (
+        {"reason": "a test"},
+        (403, 404, 201, 404, 404, 404, 201, 403),
+    ),
     ("GET", "statements/{month}/export/"): ({}, (400,) * 8),
     ("GET", "statements/{month}/idle-payer/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
     ("PUT", "statements/{month}/idle-payer/"): (
@@ -290,6 +295,7 @@ def named(today_world: World) -> dict[str, str]:
     return {
         "recordings": str(Recording.objects.latest("pk").pk),
         "charges": str(charge_of(notebook, Gpu.objects.earliest("pk")).pk),
+        "unusual-spend": str(unusual_spend_of(notebook).pk),
         "workloads": str(notebook.public_id),
         "reservations": str(held.public_id),
         "arrays": str(array.public_id),

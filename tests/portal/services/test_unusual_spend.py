@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -21,7 +21,9 @@ from portal.services.money.unusual_spend import (
     refresh_unusual_spend,
     search_next_month,
 )
+from scheduler.models import Gpu
 from telemetry.models import (
+    Charge,
     ChargeCell,
     Price,
     Statement,
@@ -32,6 +34,7 @@ from telemetry.models import (
     UnusualSpendSearch,
 )
 from tests.portal.rejections import rejected
+from tests.portal.web.work_samples import reserve
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -108,13 +111,26 @@ def test_a_high_day_is_found_for_the_narrowest_subject(world: World, spiked: Sta
 
 
 def test_reserved_time_that_nobody_took_is_found_with_its_hours(world: World) -> None:
-    from tests.portal.web.work_samples import reserve
-    from tests.telemetry.rows import charge_row
-
     reservation = reserve(world, world.vision, "nightly", hours=24, length=2)
     line = line_of(world, MARCH, bucket="reserved_unused", workload_type="")
     charge_day(line, date(2026, 3, 3), "60.00", world.vision.member, "")
-    charge_row(reservation=reservation, month=MARCH, day=date(2026, 3, 3), bucket="reserved_unused")
+    Charge.objects.create(
+        pool=world.shared,
+        month=MARCH,
+        bucket="reserved_unused",
+        day=date(2026, 3, 3),
+        start=datetime(2026, 3, 3, 9, tzinfo=UTC),
+        end=datetime(2026, 3, 3, 10, tzinfo=UTC),
+        slots=840,
+        slot_seconds=840 * 3600,
+        gpu=Gpu.objects.earliest("pk"),
+        model=H100,
+        reservation=reservation,
+        project=world.vision.project,
+        cost=0,
+        charged=60,
+        created_at=world.now,
+    )
     refresh_unusual_spend(line.statement, now_of(world))
     found = UnusualSpend.objects.get()
     assert (found.kind, found.project, found.amount) == ("not_taken", world.vision.project, Decimal("60.00"))

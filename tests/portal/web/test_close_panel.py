@@ -14,10 +14,11 @@ from portal.models import Notification, Organisation
 from portal.notices.delivery import write_notices
 from portal.reads.money.closing.close_panel import ClosePanel, close_panel
 from portal.reads.money.closing.waiting_months import can_be_settled, waiting_months
+from portal.reads.money.unusual_spend import unusual_overview
 from scheduler.models import Workload
 from telemetry.models import ChargedUntil, MonthRehearsal, Statement, StatementLine
 from telemetry.money.closing import rehearsals
-from tests.portal.charged_january import START, charged
+from tests.portal.charged_january import START, charged, unusual_spend_of
 from tests.portal.web.test_month_close import chargeback_page, rehearse
 from tests.world import World
 
@@ -54,10 +55,14 @@ def test_a_panel_shows_quick_figures_and_the_last_rehearsal(world: World, charge
 def test_unusual_spend_without_an_explanation_is_counted_and_blocks_nothing(
     world: World, charged: Workload
 ) -> None:
-    found = close_panel(world.finance, JANUARY, NOW, closed=False, equation=BALANCED, unexplained=(2, 5))
+    row = unusual_spend_of(charged)
+    row.statement = Statement.objects.get(month=JANUARY)
+    row.save()
+    unusual = unusual_overview(world.finance, JANUARY)
+    found = close_panel(world.finance, JANUARY, NOW, closed=False, equation=BALANCED, unusual=unusual)
     assert found is not None
     [check] = [check for check in found.checks if check.state == "open"]
-    assert check.figure == "2 of 5 open"
+    assert check.figure == "1 of 1 open"
     assert found.steps[0]["detail"] == "3 of 5 pass"  # the line of unusual spend does not count
 
 

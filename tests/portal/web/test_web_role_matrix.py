@@ -26,7 +26,7 @@ from scheduler.cycle import engine
 from scheduler.cycle.recording import CycleRecorder
 from scheduler.models import Gpu, Recording, Reservation, Run, Series, Workload
 from scheduler.runs import logs
-from tests.portal.charged_january import charge_of
+from tests.portal.charged_january import charge_of, unusual_spend_of
 from tests.telemetry.rows import cost_centre, directory
 from tests.world import H100, World
 
@@ -131,6 +131,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "cost-centre": ("GET", TEAM),
     "cost-centre-split": ("GET", FINANCE),
     "cost-centre-import": ("GET", FINANCE),
+    "unusual-spend": ("GET", (200, 404, 200, 404, 404, 404, 200, 200)),
     "month-close": ("GET", (403, 403, 403, 403, 403, 403, 200, 200)),
     "export": ("GET", (404,) * 8),  # the address lacks the kind of the export
     "idle-payer": ("GET", (403, 403, 403, 403, 403, 403, 200, 200)),
@@ -216,6 +217,7 @@ class SampleObjects:
         Submission.objects.filter(pk=asked.pk).update(author=world.vision.member)
         self.submission = asked
         self.charge = charge_of(self.job, Gpu.objects.earliest("pk"))
+        self.unusual_spend = unusual_spend_of(self.job)
         engine.run_cycle("test", world.now, recorder=CycleRecorder())
         self.recording = Recording.objects.latest("pk").pk
 
@@ -235,6 +237,7 @@ class SampleObjects:
             "idle-payer": [f"{timezone.now():%Y-%m}"],
             "cost-centre-statement": ["2199-01/CC-9/1"],
             "charge-line": [self.charge.pk],
+            "unusual-spend": [self.unusual_spend.pk],
             "cost-centre": ["CC-1"],
             "team": ["vision"],
             "quota-change": ["vision"],
