@@ -85,6 +85,8 @@ def check_month(session: CliSession, month: str, audit: bool) -> None:
         ),
         "No checks.",
     )
+    for payer in found["unmapped"]:
+        output.print_line(f"{payer['name']} has no cost centre. {payer['who_acts']}")
     proposal = found["proposal"]
     if proposal:
         output.print_line(

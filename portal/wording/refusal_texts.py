@@ -192,6 +192,9 @@ REFUSALS: dict[str, Sentence] = {
         f"{n['month']} can't be closed: this check fails: {n['check']} ({_figures_text(n['figures'])})."
         f"{WHO_MUST_ACT.get(n['check'], '')}"
     ),
+    "month_is_unmapped": lambda n: (
+        f"{n['month']} can't be closed: charges without a cost centre: {_payers_text(n)}"
+    ),
     "statement_key_unusable": "{month} can't be closed: {setting} can't sign it: {problem}.",
     "month_samples_missing": lambda n: (
         f"{n['month']} can't be closed yet: these hosts still owe samples: {_named(n, 'hosts')}."
@@ -271,6 +274,13 @@ def _named(numbers: Mapping[str, Any], what: str) -> str:
     names = numbers[what]
     more = numbers["count"] - len(names)
     return f"{', '.join(names)} and {more} more" if more > 0 else ", ".join(names)
+
+
+def _payers_text(n: Mapping[str, Any]) -> str:
+    """Return the payers without a cost centre, each with the sentence that names who must act."""
+    named = " ".join(f"{payer['name']}: {payer['who_acts']}" for payer in n["payers"])
+    more = n["count"] - len(n["payers"])
+    return f"{named} And {more} more." if more else named
 
 
 def _figures_text(figures: Mapping[str, Any]) -> str:

@@ -127,7 +127,7 @@ def _high_days(month: _SearchedMonth) -> Iterator[FoundSpend]:
         for subject, read in days.items()
         for each in high_days(subject, read.charged, month.first, month.last, month.currency)
     ]
-    users = {each.subject.user for each in found} - {None}
+    users = {each.subject.user for each in found if each.subject.user is not None}
     names = dict(get_user_model()._default_manager.filter(pk__in=users).values_list("pk", "username"))
     for each in narrowest(found):
         yield _found_high_days(month, each, days[each.subject], names)
@@ -135,7 +135,7 @@ def _high_days(month: _SearchedMonth) -> Iterator[FoundSpend]:
 
 def _days_by_subject(month: _SearchedMonth) -> dict[SpendSubject, _SubjectDays]:
     since = month.first - WEEKS_COMPARED * WEEK
-    values = {
+    values: dict[str, Any] = {
         "first_month": since.replace(day=1),
         "month": month.statement.month,
         "since": since,
@@ -287,7 +287,7 @@ def _charged_of_model(month: _SearchedMonth, price: Price, first: date, own_pool
         day__gte=first,
     )
     rows = rows.filter(line__pool=price.pool_id) if price.pool_id else rows.exclude(line__pool__in=own_pools)
-    return rows.aggregate(sum=Sum("charged_cents", default=ZERO))["sum"]
+    return Decimal(rows.aggregate(sum=Sum("charged_cents", default=ZERO))["sum"])
 
 
 def _new_projects(month: _SearchedMonth) -> Iterator[FoundSpend]:

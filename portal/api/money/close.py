@@ -57,6 +57,14 @@ class CostCentreTotalShape(ResponseSerializer):
     total = CurrencyAmount()
 
 
+class UnmappedPayerShape(ResponseSerializer):
+    """A project, a dedicated pool or a team whose charges have no cost centre."""
+
+    name = serializers.CharField()
+    charged = CurrencyAmount()
+    who_acts = serializers.CharField(help_text="who must act, as a sentence")
+
+
 class RehearsalShape(ResponseSerializer):
     """The checks of a close, run now, and the charge of each cost centre."""
 
@@ -67,6 +75,7 @@ class RehearsalShape(ResponseSerializer):
     audited = serializers.BooleanField(help_text="the checks include the audit")
     checks = serializers.JSONField(help_text="each with ``check``, ``ok`` and ``figures``")
     statements = CostCentreTotalShape(many=True, help_text="one statement per cost centre and currency")
+    unmapped = UnmappedPayerShape(many=True, help_text="charges without a cost centre keep the month open")
     proposal = CloseProposalShape(allow_null=True)
 
 
@@ -78,7 +87,7 @@ class CloseRehearsalView(ApiView):
         query = self.validated_query(RehearsalQuery)
         found = rehearse_close(requested_month(month, self.now), self.now, audit=query["audit"])
         totals = [CostCentreTotal(*total) for total in found.totals]
-        fields = ("month", "over", "ends_at", "closed", "audited", "checks", "proposal")
+        fields = ("month", "over", "ends_at", "closed", "audited", "checks", "unmapped", "proposal")
         answer = {name: getattr(found, name) for name in fields}
         return self.object_response({**answer, "statements": totals}, RehearsalShape)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -12,10 +12,17 @@ from urllib.parse import urlencode
 from django.urls import reverse
 
 from portal.reads.money.chargeback import statement_of
+from portal.reads.money.unmapped import UnmappedPayer, unmapped_in_month
 from portal.wording.pages import close_texts
 from telemetry.models import CloseProposal, MonthRehearsal, Statement, StatementState
 from telemetry.money.billing_months import month_bounds
-from telemetry.money.close_checks import SLOW_CONDITIONS, audit_check, close_checks, quick_checks
+from telemetry.money.close_checks import (
+    LINES_MAPPED,
+    SLOW_CONDITIONS,
+    audit_check,
+    close_checks,
+    quick_checks,
+)
 from telemetry.money.closing.cost_centre_statements import cost_centre_totals
 from telemetry.money.closing.proposals import PROPOSAL_LIFETIME, current_proposal
 from telemetry.money.closing.rehearsals import stored_rehearsal
@@ -36,9 +43,10 @@ class CloseRehearsal:
     """The results of the checks of a close, and the charge of each cost centre.
 
     ``over`` is True if the month has ended at ``ends_at``. ``audited`` is True if the checks include the
-    audit. ``proposal`` is the present proposal. Another person may carry it out until ``expires_at``.
-    ``stored`` is the rehearsal from which the slow checks are; None if all checks ran now, or if none is stored. The result
-    ``ok`` of a slow check that never ran is None.
+    audit. ``proposal`` is the present proposal. Another person may carry it out until ``expires_at``. The
+    slow checks are those of the rehearsal ``stored``; None if all checks ran now, or if none is stored. The
+    result ``ok`` of a slow check that never ran is None. ``unmapped`` are the payers that keep the month
+    open, with the people who must act.
     """
 
     month: date
@@ -50,6 +58,7 @@ class CloseRehearsal:
     statement: Statement | None
     proposal: CloseProposal | None
     stored: MonthRehearsal | None = None
+    unmapped: tuple[UnmappedPayer, ...] = ()
 
     @property
     def passed(self) -> int:
@@ -103,7 +112,7 @@ def close_state(month: date, now: datetime) -> CloseRehearsal:
 def merged_checks(quick: list[dict[str, Any]], stored: MonthRehearsal | None) -> list[dict[str, Any]]:
     """Return the quick checks, and the slow ones from a stored rehearsal. ``ok`` is None without a result."""
     last = {check["check"]: check for check in stored.checks} if stored else {}
-    unknown = {"ok": None, "figures": {}}
+    unknown: dict[str, Any] = {"ok": None, "figures": {}}
     return [*quick, *({"check": name, **last.get(name, unknown)} for name in SLOW_CONDITIONS)]
 
 
@@ -132,14 +141,28 @@ def _rehearsal(
         statement=statement,
         proposal=None if closed else current_proposal(month, now),
         stored=stored,
+        unmapped=() if closed or _passes(checks, LINES_MAPPED) else tuple(unmapped_in_month(month)),
     )
 
 
-def check_evidence(check: Mapping[str, Any], month: date) -> list[EvidenceItem]:
-    """Return the sentences that explain the result of a check.
+def _passes(checks: list[dict[str, Any]], condition: str) -> bool:
+    return all(check["ok"] for check in checks if check["check"] == condition)
 
-    Only the figures in ``_ITEMS`` have such sentences.
+
+def check_evidence(
+    check: Mapping[str, Any], month: date, unmapped: Sequence[UnmappedPayer] = ()
+) -> list[EvidenceItem]:
+    """Return the sentences that explain the figures of a check, with links to hosts, lines and settings.
+
+    Only the figures in ``_ITEMS`` have such sentences. ``unmapped`` are the payers without a cost centre, with the people who must act.
     """
+    if unmapped and check["check"] == LINES_MAPPED:
+        return [
+            EvidenceItem(
+                close_texts.UNMAPPED.format(name=payer.name, who_acts=payer.who_acts), reverse("cost-centres")
+            )
+            for payer in unmapped
+        ]
     return [item for name, make in _ITEMS.items() if name in check["figures"] for item in make(check, month)]
 
 

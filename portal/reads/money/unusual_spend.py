@@ -95,7 +95,7 @@ def unusual_overview(viewer: User, month: date, *, closed: bool = False) -> Unus
     """
     found = policy.visible_unusual_spend(viewer).filter(statement__month=month)
     search = UnusualSpendSearch.objects.filter(statement__month=month).first()
-    return UnusualOverview(tuple(unusual_rows(viewer, found, closed)), search and search.searched_at)
+    return UnusualOverview(tuple(unusual_rows(viewer, found, closed)), search.searched_at if search else None)
 
 
 def unusual_rows(viewer: User, found: QuerySet[UnusualSpend], closed: bool) -> list[UnusualRow]:

@@ -11,6 +11,7 @@ from portal import policy
 from portal.input_checks import InputChecks
 from portal.models import User
 from portal.reads.money.charged_months import first_charged_month
+from portal.reads.money.unmapped import unmapped_in_month
 from portal.services import audit
 from portal.services.money.billing_settings import billing_organisation, statement_terms
 from portal.wording.problems import administration_problems
@@ -20,6 +21,7 @@ from telemetry.money import statements
 from telemetry.money.billing_months import month_of
 from telemetry.money.closing import proposals, rehearsals
 
+MAX_NAMED_PAYERS = 10
 IDLE_PAYERS = ("operator", "guarantee", "use")
 
 
@@ -49,6 +51,7 @@ def close_month(
     why = checks.text("why", why, least=0, most=1000, lines=True)
     reason = checks.text("missing_samples_reason", missing_samples_reason, least=0, most=1000, lines=True)
     checks.done()
+    _require_cost_centres(month)
     with transaction.atomic():
         statement = statements.close_month(
             month=month,
@@ -101,6 +104,7 @@ def propose_close(
     checks.done()
     if not billing_organisation().two_step_close:
         raise OperationRejected("close_is_one_step", {"month": f"{month:%Y-%m}"}, field="month")
+    _require_cost_centres(month)
     with transaction.atomic():
         proposal = proposals.propose_close(
             month=month, proposed_by=actor, now=now, note=why, missing_samples_reason=reason
@@ -169,6 +173,17 @@ def set_idle_payer(
             why=why,
         )
     return statement
+
+
+def _require_cost_centres(month: date) -> None:
+    """Refuse to close a month whose charges have no cost centre, with the people who must act.
+
+    The check of the close is stricter. It also reads charge lines, but it does not know the people.
+    """
+    unmapped = [{"name": each.name, "who_acts": each.who_acts} for each in unmapped_in_month(month)]
+    if unmapped:
+        numbers = {"month": f"{month:%Y-%m}", "count": len(unmapped), "payers": unmapped[:MAX_NAMED_PAYERS]}
+        raise OperationRejected("month_is_unmapped", numbers, field="month")
 
 
 def _ended_month(checks: InputChecks, month: Any, now: datetime) -> date:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
+from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
@@ -12,8 +13,7 @@ from portal import policy
 from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_scope import ChargeScope, charge_scope
 from portal.reads.money.charged_months import first_charged_month
-from portal.reads.money.closing.close_panel import close_panel
-from portal.reads.money.unusual_spend import unusual_overview
+from portal.reads.money.closing.close_panel import close_and_unusual
 from portal.web.money.charge_drill_down import (
     DIMENSION_LABELS,
     breadcrumbs,
@@ -53,7 +53,7 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         return charge_groups_csv(table, dimension, month, scope, policy.sees_owner_cost(user))
     see_all = policy.may(user, "charges.see_all")
     statement = reads.statement_of(month)
-    context = {
+    context: dict[str, Any] = {
         "month": month,
         "previous": offset_month(month, -1) if month > first_charged_month(now) else None,
         "next": next_month(month) if next_month(month) <= month_of(now) else None,
@@ -79,10 +79,8 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         "scope": scope,
         "now": now,
     }
-    unusual = None if where else unusual_overview(user, month, closed=context["closed"])
-    context["unusual"] = unusual
-    context["close"] = close_panel(
-        user, month, now, closed=context["closed"], equation=context["conservation"], unusual=unusual
+    context |= close_and_unusual(
+        user, month, now, closed=context["closed"], equation=context["conservation"], filtered=bool(where)
     )
     return render(request, "manage/chargeback.html", context)
 

@@ -11,6 +11,7 @@ SAMPLES = {
     "waiting": "host {host} still owes samples of {hours} hours",
     "lost": "host {host} lost {lost_seconds} s of samples in {hours} hours",
 }
+UNMAPPED = "{name} has no cost centre. {who_acts}"
 UNPRICED = "{model} has no price"
 PAYERS = {
     "unmapped projects": "project {name} has no cost centre: its lead or finance names one",

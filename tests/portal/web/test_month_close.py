@@ -21,10 +21,11 @@ from telemetry.models import (
     CostCentreStatement,
     MonthRehearsal,
     Statement,
+    StatementLine,
 )
 from telemetry.money import close_checks
 from tests.portal.charged_january import MONTH, START, charged
-from tests.telemetry.rows import insert_copy
+from tests.telemetry.rows import change_in_place, insert_copy
 from tests.world import World
 
 __all__ = ["charged"]
@@ -162,3 +163,20 @@ def test_the_api_rehearses_and_proposes_a_close(world: World, charged: Workload)
     assert made.status_code == 201 and made.json()["proposed_by"] == world.finance.username
     again = client.get(f"/api/v1/statements/{MONTH}/checks/").json()
     assert again["proposal"]["expires_at"] > again["proposal"]["proposed_at"]
+
+
+def test_page_api_and_refusal_name_the_people_who_must_name_a_cost_centre(
+    world: World, charged: Workload
+) -> None:
+    StatementLine.objects.filter(bucket="used").update(cost_centre="")
+    for line in Charge.objects.filter(bucket="used"):
+        change_in_place(line, cost_centre="")
+    who = f"{world.vision.lead.username} (lead of Vision) says which cost centre pays. Finance ("
+    client = client_of(world.finance)
+    answer = client.post(reverse("month-close", args=[MONTH]), {"verb": "close"})
+    checks = client.get(f"/api/v1/statements/{MONTH}/checks/").json()
+    closed = client.post(f"/api/v1/statements/{MONTH}/close/", {}, "application/json")
+    assert answer.status_code == 400 and closed.status_code == 409
+    assert who in checks["unmapped"][0]["who_acts"] and checks["unmapped"][0]["charged"] == "100.00"
+    for text in (answer.content.decode(), close_page(world.finance), closed.content.decode()):
+        assert who in text

@@ -18,7 +18,7 @@ from django.urls import reverse
 from portal import policy
 from portal.models import Organisation, User
 from portal.reads.money.closing.waiting_months import waiting_months
-from portal.reads.money.unusual_spend import UnusualOverview
+from portal.reads.money.unusual_spend import UnusualOverview, unusual_overview
 from portal.wording.pages import close_panel_texts, close_texts
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.models import CloseProposal, CostCentreStatement, MonthRehearsal, StatementLine
@@ -95,6 +95,24 @@ class _LineCounts:
     cost_centres: int
     held: int
     covered: float
+
+
+def close_and_unusual(
+    viewer: User,
+    month: date,
+    now: datetime,
+    *,
+    closed: bool,
+    equation: Mapping[str, Any] | None,
+    filtered: bool,
+) -> dict[str, Any]:
+    """Return the panels ``close`` and ``unusual`` of the chargeback page; None for a panel without content.
+
+    ``filtered`` is True if the page shows a part of the charges. Then it has neither panel.
+    """
+    unusual = None if filtered else unusual_overview(viewer, month, closed=closed)
+    panel = close_panel(viewer, month, now, closed=closed, equation=equation, unusual=unusual)
+    return {"unusual": unusual, "close": panel}
 
 
 def close_panel(

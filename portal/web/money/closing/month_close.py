@@ -57,7 +57,10 @@ def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
     context = {
         "month": first_day,
         "rehearsal": rehearsal,
-        "checks": [{**check, "evidence": check_evidence(check, first_day)} for check in rehearsal.checks],
+        "checks": [
+            {**check, "evidence": check_evidence(check, first_day, rehearsal.unmapped)}
+            for check in rehearsal.checks
+        ],
         "owes_samples": any(
             check["check"] == SAMPLES_ARRIVED and not check["ok"] for check in rehearsal.checks
         ),
