@@ -11,6 +11,7 @@ from django.db.models import F, Q
 from portal import policy
 from portal.models import Submission, SubmissionState, User
 from portal.reads.money import cost_totals
+from portal.reads.money.closing.waiting_months import waiting_months
 from scheduler.models import Host, Reservation, Team, Workload
 from scheduler.state.states import OPEN_RESERVATION_STATES, AdminState, LeaseState, RepairState, WorkloadState
 from scheduler.sweeps.silent_hosts import MassSilence, mass_silence
@@ -86,8 +87,11 @@ class TeamMonthCost:
 
 @dataclass(frozen=True)
 class MoneyDashboard:
+    """This month's charges by team, and the months that wait to be closed, oldest first."""
+
     month: date
     teams: list[TeamMonthCost]
+    waiting: list[date]
 
     @property
     def spent(self) -> Decimal:
@@ -124,7 +128,8 @@ def money_dashboard(user: User, now: datetime) -> MoneyDashboard | None:
         )
         for team in teams
     ]
-    return MoneyDashboard(month, sorted(lines, key=lambda line: (-line.spent, line.team.name)))
+    by_charge = sorted(lines, key=lambda line: (-line.spent, line.team.name))
+    return MoneyDashboard(month, by_charge, waiting_months(now))
 
 
 def _expected(budget: Budget | None, spent: Decimal) -> Decimal | None:

@@ -160,6 +160,7 @@ def spending_panel(user: User, currency: str, now: datetime) -> dict[str, Any] |
     return {
         "month": dashboard.month,
         "spent": money(dashboard.spent, currency),
+        "waiting": dashboard.waiting,
         "teams": [
             _budget_bar(
                 line.team.name, line.spent, line.budget, line.forecast, _whole_currency_units(currency)

@@ -21,7 +21,7 @@ from portal.services.money.unusual_spend import (
     refresh_unusual_spend,
     search_next_month,
 )
-from scheduler.models import Gpu
+from scheduler.models import Gpu, Reservation
 from telemetry.models import (
     Charge,
     ChargeCell,
@@ -79,6 +79,27 @@ def charge_day(line: StatementLine, day: date, cents: str, user: User, name: str
     line.save()
 
 
+def ledger_line(world: World, reservation: Reservation | None = None) -> None:
+    """Create a charge line of an unused hour on 3 March."""
+    Charge.objects.create(
+        pool=world.shared,
+        month=MARCH,
+        bucket="reserved_unused",
+        day=date(2026, 3, 3),
+        start=datetime(2026, 3, 3, 9, tzinfo=UTC),
+        end=datetime(2026, 3, 3, 10, tzinfo=UTC),
+        slots=840,
+        slot_seconds=840 * 3600,
+        gpu=Gpu.objects.earliest("pk"),
+        model=H100,
+        reservation=reservation,
+        project=world.vision.project,
+        cost=0,
+        charged=60,
+        created_at=world.now,
+    )
+
+
 @pytest.fixture
 def spiked(world: World) -> Statement:
     """Charge 70 a day to vision's member from January on, and 412.80 on 19 March."""
@@ -87,6 +108,7 @@ def spiked(world: World) -> Statement:
         line = line_of(world, day.replace(day=1))
         charge_day(line, day, "412.80" if day == SPIKE else "70.00", world.vision.member)
         day += timedelta(days=1)
+    ledger_line(world)
     return Statement.objects.get(month=MARCH)
 
 
@@ -114,23 +136,7 @@ def test_reserved_time_that_nobody_took_is_found_with_its_hours(world: World) ->
     reservation = reserve(world, world.vision, "nightly", hours=24, length=2)
     line = line_of(world, MARCH, bucket="reserved_unused", workload_type="")
     charge_day(line, date(2026, 3, 3), "60.00", world.vision.member, "")
-    Charge.objects.create(
-        pool=world.shared,
-        month=MARCH,
-        bucket="reserved_unused",
-        day=date(2026, 3, 3),
-        start=datetime(2026, 3, 3, 9, tzinfo=UTC),
-        end=datetime(2026, 3, 3, 10, tzinfo=UTC),
-        slots=840,
-        slot_seconds=840 * 3600,
-        gpu=Gpu.objects.earliest("pk"),
-        model=H100,
-        reservation=reservation,
-        project=world.vision.project,
-        cost=0,
-        charged=60,
-        created_at=world.now,
-    )
+    ledger_line(world, reservation)
     refresh_unusual_spend(line.statement, now_of(world))
     found = UnusualSpend.objects.get()
     assert (found.kind, found.project, found.amount) == ("not_taken", world.vision.project, Decimal("60.00"))

@@ -19,7 +19,7 @@ from scheduler.models import Workload
 from telemetry.models import ChargedUntil, MonthRehearsal, Statement, StatementLine
 from telemetry.money.closing import rehearsals
 from tests.portal.charged_january import START, charged, unusual_spend_of
-from tests.portal.web.test_month_close import chargeback_page, rehearse
+from tests.portal.web.test_month_close import chargeback_page, client_of, rehearse
 from tests.world import World
 
 __all__ = ["charged"]
@@ -45,7 +45,7 @@ def test_a_panel_shows_quick_figures_and_the_last_rehearsal(world: World, charge
     assert states(panel(world))["The checks of a close have not run yet: they run each night"] == "unknown"
     rehearsals.rehearse_next_month(NOW)
     found = panel(world)
-    assert set(states(found).values()) == {"passes", "unknown"}  # no sample was taken, so nothing is measured
+    assert set(states(found).values()) == {"passes"}
     assert states(found)["The checks of a close pass"] == "passes"
     assert states(panel(world, "0.01"))["Teams + idle + out of service = cost of the assets"] == "fails"
     StatementLine.objects.filter(bucket="used").update(cost_centre="")
@@ -87,6 +87,12 @@ def test_the_page_shows_steps_signatures_and_waiting_months(world: World, charge
     assert "2nd signature <b>finance</b> or an auditor" in page
     assert "January 2026</a>" in page and "to be closed." in page
     assert "Close January" not in " ".join(chargeback_page(world.vision.lead).split())
+
+
+def test_the_home_page_of_finance_lists_the_months_that_wait(world: World, charged: Workload) -> None:
+    answer = client_of(world.finance).get("/")
+    assert JANUARY in answer.context["money"]["waiting"]
+    assert "January 2026</a>" in answer.content.decode()
 
 
 def test_the_nightly_rehearsal_runs_once_a_night_for_each_open_month(world: World, charged: Workload) -> None:

@@ -23,7 +23,7 @@ from portal.wording.pages import close_panel_texts, close_texts
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.models import CloseProposal, CostCentreStatement, MonthRehearsal, StatementLine
 from telemetry.money.billing_months import month_bounds
-from telemetry.money.close_checks import CONDITIONS_AFTER_END
+from telemetry.money.close_checks import CONDITIONS_AFTER_END, SAMPLES_ARRIVED
 from telemetry.money.closing.proposals import current_proposal
 from telemetry.money.closing.rehearsals import stored_rehearsal
 
@@ -138,7 +138,7 @@ def close_panel(
     checks = (
         _equation_check(equation["difference"]),
         _cost_centre_check(counts),
-        _coverage_check(counts),
+        _samples_check(counts, rehearsal),
         _rehearsal_check(rehearsal, month, over),
         _unusual_check(*(unusual.counts if unusual else (0, 0))),
         PanelCheck(close_panel_texts.OVER, "passes" if over else "later"),
@@ -195,11 +195,15 @@ def _cost_centre_check(counts: _LineCounts) -> PanelCheck:
     return PanelCheck(close_panel_texts.MAPPED, state, figure, reverse("cost-centres"))
 
 
-def _coverage_check(counts: _LineCounts) -> PanelCheck:
+def _samples_check(counts: _LineCounts, rehearsal: MonthRehearsal | None) -> PanelCheck:
+    """Return the line of measured time. Its state says whether hosts owed samples at the last rehearsal."""
+    stored = rehearsal.checks if rehearsal else []
+    arrived = [check["ok"] for check in stored if check["check"] == SAMPLES_ARRIVED]
+    state: CheckState = "unknown" if not arrived else "passes" if all(arrived) else "fails"
     share = min(1.0, counts.covered / counts.held) if counts.held > 0 else None
     hours = max(0.0, counts.held - counts.covered) / (840 * 3600)
     text, figure = close_panel_texts.coverage(share, hours)
-    return PanelCheck(text, "passes" if share is not None else "unknown", figure)
+    return PanelCheck(text, state, figure)
 
 
 def _rehearsal_check(rehearsal: MonthRehearsal | None, month: date, over: bool) -> PanelCheck:
