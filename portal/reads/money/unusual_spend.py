@@ -80,7 +80,7 @@ class UnusualOverview:
     @property
     def rules(self) -> str:
         """Return the rules with their thresholds as a sentence."""
-        return unusual_texts.RULES.format(factor=HIGH_DAY_FACTOR, share=NOT_TAKEN_SHARE)
+        return unusual_texts.RULES.format(factor=HIGH_DAY_FACTOR, percent=NOT_TAKEN_SHARE * 100)
 
     @property
     def finding(self) -> tuple[str, str]:

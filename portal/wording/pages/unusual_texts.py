@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 HIGH_DAY = "{subject} cost {amount} {currency} {days}, usually {usual}"
-NOT_TAKEN = "{subject} did not take {share:.0%} of its reserved time"
+NOT_TAKEN = "{subject} did not take {percent:.0f} % of its reserved time"
 NEW_PRICE = "{subject} from {old} to {new} since {day:%-d %b}: {amount} {currency} of the charges"
 NEW_PROJECT = "{subject}, new since {day:%-d %b}: {amount} {currency}"
 HELD = "{hours:,.0f} GPU-hours in the project {project}."
@@ -16,7 +16,7 @@ RESERVED = "{hours:,.0f} GPU-hours, {amount} {currency}: {windows}, {first:%-d %
 NOTHING_RAN = {"all": "Nothing ran in any of them.", "some": "Nothing ran in {empty} of them."}
 RULES = (
     "A day above {factor} times the median of its weekday is listed, and reserved time of which more than"
-    " {share:.0%} was not taken."
+    " {percent:.0f} % was not taken."
 )
 CURVE = "Charge of each day up to {day:%-d %B}"
 EXPLAINED = "The reason is stored."
@@ -32,14 +32,20 @@ def title(kind: str, subject: str, amounts: Mapping[str, Any], days: tuple[date,
             subject=subject, amount=amount, currency=amounts["currency"], days=span(*days), usual=usual
         )
     if kind == "not_taken":
-        return NOT_TAKEN.format(subject=subject, share=amounts["share"])
+        return NOT_TAKEN.format(subject=subject, percent=amounts["share"] * 100)
     if kind == "new_price":
         signed = f"{amounts['amount']:+,}"
-        old, new = (f"{Decimal(amounts[name]).normalize():f}" for name in ("old", "new"))
+        old, new = (_price(Decimal(amounts[name])) for name in ("old", "new"))
         return NEW_PRICE.format(
             subject=subject, old=old, new=new, day=days[0], amount=signed, currency=amounts["currency"]
         )
     return NEW_PROJECT.format(subject=subject, day=days[0], amount=amount, currency=amounts["currency"])
+
+
+def _price(price: Decimal) -> str:
+    """Return a price with at least two decimals, such as ``2.40`` or ``2.0301``."""
+    short = f"{price:.2f}"
+    return short if Decimal(short) == price else f"{price.normalize():f}"
 
 
 def detail(kind: str, amounts: Mapping[str, Any]) -> str:

@@ -141,7 +141,7 @@ def test_reserved_time_that_nobody_took_is_found_with_its_hours(world: World) ->
     found = UnusualSpend.objects.get()
     assert (found.kind, found.project, found.amount) == ("not_taken", world.vision.project, Decimal("60.00"))
     [row] = unusual_overview(world.finance, MARCH).open
-    assert row.title.endswith("did not take 100% of its reserved time")
+    assert row.title.endswith("did not take 100 % of its reserved time")
     assert "1 window, 3 Mar to 3 Mar. Nothing ran in any of them." in row.detail
 
 
@@ -158,7 +158,7 @@ def test_a_new_price_and_a_new_project_explain_themselves(world: World, spiked: 
     charged = 24 * Decimal(70) + Decimal("412.80") + Decimal("307.40")
     effect = (charged * (1 - Decimal("2.35") / Decimal("2.40"))).quantize(Decimal("0.01"))
     assert rows["new_price"].spend.amount == effect
-    assert rows["new_price"].title == f"{H100} from 2.35 to 2.4 since 1 Mar: +{effect} EUR of the charges"
+    assert rows["new_price"].title == f"{H100} from 2.35 to 2.40 since 1 Mar: +{effect} EUR of the charges"
     assert "new since 5 Mar: 307.40 EUR" in rows["new_project"].title
 
 
