@@ -79,7 +79,7 @@ def check_budgets() -> None:
     name="telemetry.tasks.rehearse_close",
     acks_late=False,
     time_limit=REHEARSAL_LIMIT_SECONDS,
-    soft_time_limit=None,
+    soft_time_limit=REHEARSAL_LIMIT_SECONDS - 60,
 )
 def rehearse_close() -> None:
     """Run the checks of a close, with the audit, for one open month that had none tonight."""

@@ -40,6 +40,13 @@ def test_task_time_limits_are_below_the_visibility_timeout() -> None:
     assert app.conf.broker_transport_options["visibility_timeout"] == VISIBILITY_TIMEOUT_SECONDS
 
 
+def test_the_rehearsal_of_a_close_may_take_minutes_and_is_not_delivered_twice() -> None:
+    app.loader.import_default_modules()
+    task = app.tasks["telemetry.tasks.rehearse_close"]
+    assert task.time_limit > task.soft_time_limit > VISIBILITY_TIMEOUT_SECONDS
+    assert task.acks_late is False
+
+
 def test_tasks_survive_a_killed_worker_and_never_run_inline() -> None:
     assert app.conf.task_acks_late
     assert app.conf.task_reject_on_worker_lost

@@ -48,6 +48,7 @@ def test_the_schedule_and_the_tasks_of_telemetry_match() -> None:
         "telemetry.tasks.partitions",
         "telemetry.tasks.health",
         "telemetry.tasks.budgets",
+        "telemetry.tasks.rehearse_close",
     }
     assert scheduled <= set(app.tasks)
 
