@@ -51,7 +51,8 @@ def close_month(
     why = checks.text("why", why, least=0, most=1000, lines=True)
     reason = checks.text("missing_samples_reason", missing_samples_reason, least=0, most=1000, lines=True)
     checks.done()
-    _require_cost_centres(month)
+    if not two_people:  # otherwise the proposal has required them, and its lines must not have changed
+        _require_cost_centres(month)
     with transaction.atomic():
         statement = statements.close_month(
             month=month,
