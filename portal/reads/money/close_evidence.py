@@ -154,7 +154,8 @@ def check_evidence(
 ) -> list[EvidenceItem]:
     """Return the sentences that explain the figures of a check, with links to hosts, lines and settings.
 
-    Only the figures in ``_ITEMS`` have such sentences. ``unmapped`` are the payers without a cost centre, with the people who must act.
+    Only the figures in ``_ITEMS`` have such sentences. ``unmapped`` are the payers without a cost centre,
+    with the people who must act.
     """
     if unmapped and check["check"] == LINES_MAPPED:
         return [
