@@ -48,7 +48,15 @@ EXAMPLES_NEED = {"torch": "torch", "lightning": "lightning", "transformers": "tr
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests that need a program which this system lacks; in CI, fail these tests."""
+    """Skip the tests that need a program which this system lacks; in CI, fail these tests.
+
+    Within a module, tests with the same shared rows run one after another, so that the rows are written once.
+    """
+    from tests.world import rows_of_test
+
+    modules = {each: place for place, each in enumerate(dict.fromkeys(item.path for item in items))}
+    names = {item: rows.name if (rows := rows_of_test(item)) else "" for item in items}
+    items.sort(key=lambda item: (modules[item.path], names[item]))
     missing = {
         mark: label for mark, (label, programs) in NEEDS.items() if not any(map(shutil.which, programs))
     }
@@ -136,11 +144,11 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.
     """
     if fixturedef.argname != "_django_db_helper":
         return
-    from tests.world import SHARED_WORLD, is_transactional, uses_shared_world
+    from tests.world import SHARED_WORLD, is_transactional, rows_of_test, uses_shared_world
 
     wanted = uses_shared_world(request) and not is_transactional(request)
     with request.getfixturevalue("django_db_blocker").unblock():
-        SHARED_WORLD.open() if wanted else SHARED_WORLD.close()
+        SHARED_WORLD.open(rows_of_test(request.node)) if wanted else SHARED_WORLD.close()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,30 +89,57 @@ class World:
         }
 
 
+@dataclass(frozen=True)
+class WorldRows:
+    """Rows that a fixture adds to the world. ``write`` writes them and returns the value of the fixture.
+
+    ``after`` are the rows that must exist before.
+    """
+
+    name: str
+    write: Callable[[World], Any]
+    after: WorldRows | None = None
+
+    @property
+    def chain(self) -> list[WorldRows]:
+        """Return these rows and all rows before them, in the order of writing."""
+        return [*(self.after.chain if self.after else ()), self]
+
+
 class SharedWorld:
     """One world in an open transaction, so that consecutive tests share it.
 
-    Each test that shares the world runs inside a savepoint, which is rolled back after the test.
-    ``tests/conftest.py`` closes the transaction before a test that needs the database without the world.
+    The transaction also contains the rows of one chain of fixtures (``WorldRows``). Each test that shares
+    the world runs inside a savepoint, which is rolled back after the test. ``tests/conftest.py`` closes the
+    transaction before a test that needs other rows.
     """
 
     def __init__(self) -> None:
         self._transaction: transaction.Atomic | None = None
+        self._chain: list[WorldRows] = []
         self._pickled = b""
+        self.values: dict[str, Any] = {}  # of the fixtures of the chain, made with the last copy
 
     @property
     def is_open(self) -> bool:
         return self._transaction is not None
 
-    def open(self) -> None:
-        """Begin a transaction and write the world in it. Do nothing if the transaction is open."""
-        if connection.closed_in_transaction:  # a test closed the connection
+    def open(self, rows: WorldRows | None = None) -> None:
+        """Begin a transaction and write the world and the rows in it. Do nothing if these are open."""
+        chain = rows.chain if rows else []
+        if connection.closed_in_transaction or chain != self._chain:  # a test may have closed the connection
             self.close()
         if self._transaction is not None:
             return
         self._transaction = transaction.atomic()
         self._transaction.__enter__()
-        self._pickled = pickle.dumps(build_world(MONDAY))
+        world = build_world(MONDAY)
+        values = {each.name: each.write(world) for each in chain}
+        with connection.cursor() as cursor:
+            # A table with waiting triggers cannot be altered, and some tests alter tables.
+            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            cursor.execute("SET CONSTRAINTS ALL DEFERRED")
+        self._chain, self._pickled = chain, pickle.dumps((world, values))
 
     def close(self) -> None:
         """Roll the world's transaction back. Do nothing if none is open."""
@@ -120,15 +147,46 @@ class SharedWorld:
             return
         transaction.set_rollback(True)
         self._transaction.__exit__(None, None, None)
-        self._transaction = None
+        self._transaction, self._chain = None, []
 
     def copy(self) -> World:
         """Return a World with new model objects for the same rows, so that a test may change the objects."""
-        copied: World = pickle.loads(self._pickled)
+        copied: World
+        copied, self.values = pickle.loads(self._pickled)
         return copied
 
 
 SHARED_WORLD = SharedWorld()
+
+
+def world_fixture(write: Callable[[World], Any], after: Any = None) -> Any:
+    """Return a fixture that adds rows to the world. Consecutive tests share these rows.
+
+    ``write`` adds the rows, and returns the value of the fixture. It must depend on the world only. ``after``
+    is the fixture of this kind whose rows must exist before.
+    """
+    name = write.__name__.removeprefix("write_")
+    rows = WorldRows(name, write, after.world_rows if after else None)
+
+    def value(request: pytest.FixtureRequest, world: World) -> Any:
+        if rows.after is not None:
+            request.getfixturevalue(rows.after.name)
+        shared = SHARED_WORLD.is_open and not is_transactional(request)
+        return SHARED_WORLD.values[name] if shared and name in SHARED_WORLD.values else write(world)
+
+    value.__doc__ = write.__doc__
+    value.world_rows = rows  # type: ignore[attr-defined]
+    fixture = pytest.fixture(value, name=name)
+    fixture.world_rows = rows
+    return fixture
+
+
+def rows_of_test(node: Any) -> WorldRows | None:
+    """Return the rows of the world that a test shares: the longest chain of its fixtures; None if none."""
+    fixtures = getattr(node, "_fixtureinfo", None)
+    definitions = [each[-1] for each in fixtures.name2fixturedefs.values() if each] if fixtures else []
+    found = [rows for each in definitions if (rows := getattr(each.func, "world_rows", None))]
+    return max(found, key=lambda rows: len(rows.chain), default=None)
 
 
 def is_transactional(request: pytest.FixtureRequest) -> bool:

@@ -5,22 +5,20 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-import pytest
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from scheduler.models import Allocation, Gpu, Host, HostStateChange, Run, Unit, Workload
 from scheduler.state.states import RunState, WorkloadState
 from telemetry.models import Charge, CostCentreShare, Price, Statement, UnusualSpend
 from telemetry.money.charges import charge_all_gpus
-from tests.world import H100, World
+from tests.world import H100, World, world_fixture
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MONTH = "2026-01"
 HELD = (START + timedelta(days=3), START + timedelta(days=3, hours=10))
 
 
-@pytest.fixture
-def charged(world: World) -> Workload:
+def write_charged(world: World) -> Workload:
     """Charge January: vision held 4 H100 for 10 hours, and everything has a price."""
     for model in set(Gpu.objects.values_list("model", flat=True)):
         Price.objects.create(
@@ -82,6 +80,9 @@ def charged(world: World) -> Workload:
         )
     charge_all_gpus(now=START + timedelta(days=40))
     return workload
+
+
+charged = world_fixture(write_charged)
 
 
 def charge_of(workload: Workload, gpu: Gpu) -> Charge:

@@ -24,7 +24,7 @@ from scheduler.models import (
 )
 from telemetry.models import BillingCurrency, Charge, CostCentre, CostCentreShare, Price, PriceFactor
 from telemetry.money.billing_months import month_bounds
-from tests.world import TeamOfWorld, World
+from tests.world import A100, H100, TeamOfWorld, World, world_fixture
 
 _generations = itertools.count(1_000_000)
 
@@ -246,3 +246,19 @@ def change_in_place(row: models.Model, **changes: Any) -> None:
         cursor.execute(f"ALTER TABLE {table} ENABLE TRIGGER USER")
         cursor.execute("SET CONSTRAINTS ALL DEFERRED")
         cursor.execute("SELECT set_config('role', %s, true)", [role])
+
+
+def write_rates(world: World) -> World:
+    """Return the world with a rate card (H100 2.40 and A100 1.10 an hour) and cost centres since 1 March.
+
+    The unused time of the static pool is charged to CC-110.
+    """
+    for model, cost in ((H100, "2.40"), (A100, "1.10")):
+        price(model, cost, since=at(0, day=1))
+    for each, code in ((world.vision, "CC-100"), (world.language, "CC-200"), (world.robotics, "CC-300")):
+        cost_centre(each, code, at(0, day=1))
+    pool_cost_centre(world.static, "CC-110", at(0, day=1))
+    return world
+
+
+rates = world_fixture(write_rates)

@@ -32,10 +32,11 @@ from tests.telemetry.rows import (
     hold,
     host_state,
     price,
+    rates,
     reservation,
     workload,
 )
-from tests.world import A100, H100, World, units_of
+from tests.world import A100, H100, World, units_of, world_fixture
 
 pytestmark = pytest.mark.django_db
 FIGURES = ("charged", "margin", "uncharged", "idle", "overhead", "cost")
@@ -43,10 +44,8 @@ MARCH, APRIL = dt.date(2026, 3, 1), dt.date(2026, 4, 1)
 AFTER = dt.datetime(2026, 4, 1, 2, 0, tzinfo=dt.UTC)
 
 
-@pytest.fixture
-def busy_march(rates: World) -> World:
+def write_busy_march(world: World) -> World:
     """Return a world whose March has charges in every bucket, at prices that do not divide evenly."""
-    world = rates
     price(H100, "2.345677", "2.999999", since=at(0, day=10))
     alpha, gamma = units_of(world.hosts["alpha"]), units_of(world.hosts["gamma"], "1g.5gb")
     hold(workload(world, world.vision), alpha[0], at(9, 7, 13), at(23, 11, 59, day=20), end_code="finished")
@@ -81,6 +80,9 @@ def busy_march(rates: World) -> World:
     hold(workload(world, world.vision), units_of(world.hosts["beta"])[0], at(20, day=31))
     charge_all_gpus(AFTER)
     return world
+
+
+busy_march = world_fixture(write_busy_march, after=rates)
 
 
 def running_allocation() -> Allocation:
