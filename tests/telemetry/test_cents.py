@@ -29,6 +29,7 @@ from telemetry.money.close_checks import close_checks
 from telemetry.reads.chargeback import CHARGE_DIMENSIONS, DRILL_DOWN, ChargeTable, charges_by
 from telemetry.reads.corrections import correction_blocks
 from tests.portal.rejections import rejected
+from tests.seeds import seeds
 from tests.telemetry.rows import at, cost_centre, end_hold, hold, host_state, price, price_factor, workload
 from tests.world import A100, H100, World, units_of
 
@@ -115,7 +116,7 @@ def random_month(world: World, dice: random.Random, currency: str = "EUR") -> No
             second += dice.randint(1, 50_000)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(short=1, total=4))
 def test_all_views_agree_to_the_cent_for_every_role_whatever_was_charged_and_how_often(
     rates: World, seed: int
 ) -> None:

@@ -71,7 +71,9 @@ def priced_world(world: World, currency: str, scale: int = 1) -> None:
 
 
 @db
-@pytest.mark.parametrize(("currency", "scale"), [("JPY", 150), ("KWD", 1), ("EUR", 1)])
+@pytest.mark.parametrize(
+    ("currency", "scale"), [("JPY", 150), ("KWD", 1), pytest.param("EUR", 1, marks=pytest.mark.long)]
+)
 def test_all_figures_of_a_month_are_multiples_of_the_smallest_unit_and_agree(
     world: World, currency: str, scale: int
 ) -> None:
