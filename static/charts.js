@@ -26,6 +26,7 @@
       ...trace,
       marker: { color: own, ...trace.marker },
       line: { color: Array.isArray(own) ? own[0] : own, width: 1.5, ...trace.line },
+      ...(trace.meta.fill ? { fillcolor: colour(trace.meta.fill) } : {}),
     };
   };
   const axis = (given, ink) => ({
@@ -55,6 +56,14 @@
     const figure = JSON.parse(source.textContent);
     window.Plotly.react(place, figure.data.map(paint), dress(figure.layout), {
       displaylogo: false, responsive: true, displayModeBar: false, doubleClick: "reset", locale: "en",
+    }).then(() => {
+      if (place.dataset.opens) return;
+      place.dataset.opens = "true";
+      // A point may name the page behind it: an address of this site in "customdata".
+      place.on("plotly_click", (event) => {
+        const address = event.points.map((point) => point.customdata).find((given) => /^\/[^/]/.test(given || ""));
+        if (address) location.assign(address);
+      });
     });
   };
   const drawAll = () => { for (const place of document.querySelectorAll("[data-figure]")) draw(place); };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import quote
 
 import click
@@ -13,6 +14,50 @@ from cli.session import CliSession, cli, command
 @cli.group()
 def chargeback() -> None:
     """Show the charges of a month and its unusual spend."""
+
+
+@command(chargeback, "show")
+@click.option("--month", help="Such as 2026-10. Default: the present month.")
+def show_chargeback(session: CliSession, month: str | None) -> None:
+    """Show the charges of a month: change, forecast, budget and equation."""
+    found = session.client.get("chargeback/", month=month)
+    if session.json:
+        return output.print_json(found)
+    overview = found["overview"]
+    output.print_line(found["scope"]["text"])
+    output.print_facts(_facts(overview))
+    return _print_change(overview["change"])
+
+
+def _print_change(change: dict[str, Any]) -> None:
+    steps = [(step["kind"], step["amount"], step["note"]) for step in change["steps"]]
+    rows = [("before", change["before"], ""), *steps, ("now", change["now"], "")]
+    output.print_table(
+        ("step", "amount", "note"),
+        rows if change["before"] is not None else (),
+        "The month is not compared with the month before.",
+    )
+
+
+def _facts(overview: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the figures of a month with their labels. A figure that does not exist is left out."""
+    currency, forecast, budget = overview["currency"], overview["forecast"], overview["budget"]
+    facts = [
+        ("month", f"{overview['month'][:7]}, {'closed' if overview['closed'] else 'open'}"),
+        ("charged", f"{overview['charged']} {currency}"),
+        ("GPU-hours", f"{overview['gpu_hours']:,.1f} in {overview['elapsed_days']:.1f} days"),
+    ]
+    if forecast:
+        facts.append(
+            ("forecast", f"{forecast['expected']} {currency}, {forecast['low']} to {forecast['high']}")
+        )
+    if budget:
+        facts.append(("budget left", f"{budget['left']} of {budget['amount']} {currency}"))
+    if overview["equation"]:
+        terms = {0: "=", 1: "+", -1: "-"}
+        text = " ".join(f"{terms[term['sign']]} {term['amount']}" for term in overview["equation"]["terms"])
+        facts += [("equation", text), ("difference", overview["equation"]["difference"])]
+    return facts
 
 
 @command(chargeback, "unusual")

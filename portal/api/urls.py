@@ -9,7 +9,16 @@ from portal.api.calendar import views as calendar
 from portal.api.fleet import gpu_geometry, health_rules, recordings, repairs, volumes
 from portal.api.fleet import removal as fleet_removal
 from portal.api.fleet import views as fleet
-from portal.api.money import close, cost_centres, documents, exports, payers, rate_card, unusual_spend
+from portal.api.money import (
+    close,
+    cost_centres,
+    documents,
+    exports,
+    overview,
+    payers,
+    rate_card,
+    unusual_spend,
+)
 from portal.api.money import views as money
 from portal.api.people import removal as own_removal
 from portal.api.people import views as own
@@ -112,6 +121,7 @@ urlpatterns = [
     path("usage/", money.UsageView.as_view()),
     path("charges/", money.ChargeListView.as_view()),
     path("charges/<int:id>/", money.ChargeDetailView.as_view()),
+    path("chargeback/", overview.ChargebackView.as_view()),
     path("statements/", money.StatementListView.as_view()),
     path("statements/<str:month>/", money.StatementDetailView.as_view()),
     path("statements/<str:month>/checks/", close.CloseRehearsalView.as_view()),

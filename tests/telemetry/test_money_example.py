@@ -9,17 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from portal.reads.money.overview.curve import spend_curve
 from portal.wording.formatting import PRIORITY_WORDS
+from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.audit.ledger_audit import audit_ledger
-from telemetry.core.amounts import ZERO, round_parts, split_amount
+from telemetry.core.amounts import CENT, ZERO, round_amount, round_parts, split_amount
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.core.charge_pieces import lost_time
 from telemetry.core.currencies import decimals_of, smallest_unit
 from telemetry.core.guarantees import GuaranteeStep, guaranteed_slot_seconds
+from telemetry.core.spend_bridge import SpendPart, spend_bridge
 from telemetry.models import Charge, ChargeBucketChoices, StatementLine
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.reconciliation import IDLE_BUCKETS, OVERHEAD_BUCKETS, UNCHARGED_BUCKETS
 from telemetry.money.signing.statement_key import signed_text
+from telemetry.reads.overview.day_totals import DayTotal
 from tests.telemetry.rows import (
     at,
     cost_centre,
@@ -209,6 +213,44 @@ def test_the_documented_split_equals_that_of_the_code(world: World, root: Path) 
         f"| {line.cost_centre} | {line.share_percent} % | {line.slot_seconds} | {line.charged} |"
         for line in lines
     ] == documented_table(root, "split")
+
+
+def test_the_documented_bridge_equals_that_of_the_code(root: Path) -> None:
+    def part(project: int, model: str, hours: int, price: str) -> SpendPart:
+        seconds = hours * SLOT_SECONDS_PER_GPU_HOUR
+        return SpendPart(project, model, model, seconds, round_amount(hours * Decimal(price)))
+
+    before = [part(1, "H100", 100, "2.35"), part(2, "A100", 50, "1.10")]
+    now = [part(1, "H100", 120, "2.40"), part(2, "A100", 40, "1.10"), part(3, "H100", 10, "2.40")]
+    correction = SpendPart(1, "H100", "H100", 0, Decimal("-5.00"), "correction")
+    bridge = spend_bridge(before, [*now, correction], [1, 2], CENT)
+    assert documented_table(root, "bridge") == [
+        f"| October | {bridge.before} |",
+        *(f"| {step.kind} | {step.amount} |" for step in bridge.steps),
+        f"| November | {bridge.now} |",
+    ]
+
+
+def test_the_documented_days_equal_those_of_the_code(root: Path) -> None:
+    october, november = date(2026, 10, 1), date(2026, 11, 1)
+    given = [
+        (october, 1, "8.00"),
+        (october, 2, "12.00"),
+        (november, 1, "10.00"),
+        (november, 2, "20.00"),
+    ]
+    rows = [DayTotal(month, month.replace(day=day), "EUR", 0, Decimal(text)) for month, day, text in given]
+    rows.append(DayTotal(november, october, "EUR", 0, Decimal("-5.00")))
+    curve = spend_curve(november, datetime(2026, 11, 3, tzinfo=UTC), rows, "EUR", Decimal("300.00"))
+    assert curve.former_corrections == ZERO
+    corrections = curve.corrections
+    assert documented_table(root, "days") == [
+        f"| corrections | {corrections} | {corrections} | {round_amount(curve.former_corrections)} | |",
+        *(
+            f"| {each.day:%-d %B} | {each.charged} | {each.total} | {each.former_total} | {each.even_pace} |"
+            for each in curve.days[:2]
+        ),
+    ]
 
 
 def test_every_bucket_is_documented(root: Path) -> None:

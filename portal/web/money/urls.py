@@ -6,6 +6,7 @@ from portal.web.money import budgets, charge_line, chargeback, exports, idle_pay
 from portal.web.money.closing import billing_settings, cost_centre_statements, month_close, unusual_spend
 from portal.web.money.cost_centres import import_page
 from portal.web.money.cost_centres import views as centre_views
+from portal.web.money.overview import files as overview_files
 
 urlpatterns = [
     path("utilisation/", utilisation.utilisation, name="utilisation"),
@@ -18,6 +19,8 @@ urlpatterns = [
     path("chargeback/cost-centre/<path:code>/", centre_views.cost_centre, name="cost-centre"),
     path("chargeback/budgets/", budgets.budgets, name="budgets"),
     path("chargeback/<str:month>/export/", exports.export, name="export"),
+    path("chargeback/<str:month>/days.csv", overview_files.days_csv, name="chargeback-days"),
+    path("chargeback/<str:month>/changes.csv", overview_files.changes_csv, name="chargeback-changes"),
     path("chargeback/settings/", billing_settings.billing_settings, name="billing-settings"),
     path("chargeback/statements/", cost_centre_statements.statement_list, name="cost-centre-statements"),
     path(

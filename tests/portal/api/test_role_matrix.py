@@ -194,6 +194,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "usage/"): ({}, ALL),
     ("GET", "charges/"): ({}, ALL),
     ("GET", "charges/{id}/"): ({}, (200, 404, 200, 404, 404, 404, 200, 200)),
+    ("GET", "chargeback/"): ({}, (200, 200, 200, 200, 403, 403, 200, 200)),
     ("GET", "statements/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
     ("GET", "statements/{month}/"): ({}, (404,) * 8),
     # 400 for finance: nothing is charged in 2199.

@@ -55,7 +55,8 @@ def addresses(work: Workload) -> list[tuple[str, dict[str, str]]]:
     lists = [
         (reverse(name), {"format": "csv"}) for name in ("audit", "jobs", "queue", "notebooks", "volumes")
     ]
-    return [*groups, lines, *exports, *charts, *lists]
+    figures = [(reverse(name, args=[MONTH]), {}) for name in ("chargeback-days", "chargeback-changes")]
+    return [*groups, lines, *exports, *charts, *lists, *figures]
 
 
 def test_no_cell_of_any_file_begins_like_a_formula(formulas: World, charged: Workload) -> None:

@@ -123,6 +123,8 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "quota-change": ("GET", LEADS),
     "budget-request": ("GET", (403, 403, 200, 404, 404, 403, 403, 403)),
     "chargeback": ("GET", ALL),
+    "chargeback-days": ("GET", (200, 200, 200, 200, 403, 403, 200, 200)),
+    "chargeback-changes": ("GET", (200, 200, 200, 200, 403, 403, 200, 200)),
     # The line is one of vision's member.
     "charge-line": ("GET", (200, 404, 200, 404, 404, 404, 200, 200)),
     "rate-card": ("GET", ALL),
@@ -233,6 +235,8 @@ class SampleObjects:
             "array-cancel": [self.array.public_id],
             "utilisation-csv": ["waterfall"],
             "month-close": [f"{timezone.now():%Y-%m}"],
+            "chargeback-days": [f"{timezone.now():%Y-%m}"],
+            "chargeback-changes": [f"{timezone.now():%Y-%m}"],
             "export": [f"{timezone.now():%Y-%m}"],
             "idle-payer": [f"{timezone.now():%Y-%m}"],
             "cost-centre-statement": ["2199-01/CC-9/1"],

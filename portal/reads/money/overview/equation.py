@@ -1,0 +1,72 @@
+"""Read the terms of the equation of a month."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal
+
+from telemetry.core.amounts import ZERO
+
+TermKey = Literal["charged", "margin", "not_sold", "overhead", "cost"]
+
+
+@dataclass(frozen=True)
+class EquationTerm:
+    """One term in cents. ``sign`` is 1, -1, or 0 for the right side of the equation."""
+
+    key: TermKey
+    sign: Literal[1, -1, 0]
+    amount: Decimal
+
+
+@dataclass(frozen=True)
+class PoolEquation:
+    """The amounts of one pool by term, in the order of the terms of the month."""
+
+    pool: str
+    amounts: tuple[Decimal, ...]
+
+
+@dataclass(frozen=True)
+class MonthEquation:
+    """The equation of a month: the signed terms sum to the last one, the cost of the GPUs.
+
+    ``difference`` is the left side minus the right side; 0 if it adds up.
+    """
+
+    terms: tuple[EquationTerm, ...]
+    difference: Decimal
+    pools: tuple[PoolEquation, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Return True if both sides are equal to the cent."""
+        return self.difference == ZERO
+
+
+# The terms in the order of the page, with their signs.
+TERMS: tuple[tuple[TermKey, Literal[1, -1, 0]], ...] = (
+    ("charged", 1),
+    ("margin", -1),
+    ("not_sold", 1),
+    ("overhead", 1),
+    ("cost", 0),
+)
+
+
+def month_equation(conservation: dict[str, Any]) -> MonthEquation:
+    """Return the equation from the result of ``conservation_equation``."""
+    return MonthEquation(
+        tuple(EquationTerm(key, sign, conservation["total"][key]) for key, sign in TERMS),
+        conservation["difference"],
+        tuple(
+            PoolEquation(row["pool"], tuple(_amount(row, key) for key, _ in TERMS))
+            for row in conservation["pools"]
+        ),
+    )
+
+
+def _amount(row: dict[str, Any], key: TermKey) -> Decimal:
+    found: Decimal = row["idle"] + row["uncharged"] if key == "not_sold" else row[key]
+    return found

@@ -1,0 +1,123 @@
+"""Read the forecast of the charges that a viewer sees, and the budgets that limit them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Literal
+
+from portal.reads.money.charge_scope import ChargeScope
+from telemetry.budgets.organisation_forecast import forecast_month, month_range
+from telemetry.core.amounts import ZERO
+from telemetry.models import BudgetMeasure, BudgetPeriod, OrganisationForecast
+from telemetry.money.billing_months import month_of
+from telemetry.reads.budget_status import ForecastRange
+from telemetry.reads.overview.day_totals import DayTotal
+
+BudgetKind = Literal["cost_centre", "team", "project"]
+# If there are budgets of several kinds, the first kind counts: those of the others limit the same charges.
+BUDGET_KINDS: tuple[BudgetKind, ...] = ("cost_centre", "team", "project")
+
+
+@dataclass(frozen=True)
+class BudgetSum:
+    """The visible monthly budgets of one kind, in the currency of the month, as one amount.
+
+    ``spent`` are the charges that count against them. ``covers_all`` is True if these are all charges that
+    the viewer sees. ``exceeded`` are the names of those whose forecast, or spending, is above the budget.
+    """
+
+    kind: BudgetKind
+    names: tuple[str, ...]
+    amount: Decimal
+    spent: Decimal
+    covers_all: bool
+    exceeded: tuple[str, ...]
+
+    @property
+    def left(self) -> Decimal:
+        """Return the amount that is not spent yet; negative if more was spent."""
+        return self.amount - self.spent
+
+
+def budget_sum(rows: Sequence[dict[str, Any]], currency: str, charged: Decimal) -> BudgetSum | None:
+    """Return the sum of the budgets of a month; None without one. ``rows`` are those of ``budget_rows``."""
+    monthly = [row for row in rows if _is_of_month(row, currency)]
+    for kind in BUDGET_KINDS:
+        found = [row for row in monthly if _kind_of(row) == kind]
+        if found:
+            spent = sum((row["view"].spent for row in found), ZERO)
+            return BudgetSum(
+                kind,
+                tuple(row["name"] for row in found),
+                sum((row["view"].amount for row in found), ZERO),
+                spent,
+                spent == charged,
+                tuple(row["name"] for row in found if row["is_over"]),
+            )
+    return None
+
+
+def _is_of_month(row: dict[str, Any], currency: str) -> bool:
+    budget = row["budget"]
+    return bool(
+        budget.period == BudgetPeriod.MONTH
+        and budget.measure == BudgetMeasure.MONEY
+        and budget.currency == currency
+    )
+
+
+def _kind_of(row: dict[str, Any]) -> BudgetKind:
+    budget = row["budget"]
+    return "cost_centre" if budget.cost_centre else "team" if budget.team_id else "project"
+
+
+def month_forecast(
+    month: date,
+    now: datetime,
+    scope: ChargeScope,
+    rows: Sequence[DayTotal],
+    budgets: Sequence[dict[str, Any]],
+    charged: Decimal,
+    currency: str,
+) -> ForecastRange | None:
+    """Return the forecast of the charges that the viewer sees, at the end of the present month.
+
+    Return None for other months, and until three whole days are known. The forecast of all charges is the
+    stored one. If one budget limits exactly these charges, the result is its forecast. Otherwise it is
+    computed from ``rows``, the days of the last months, without reservations to come. No figure is below
+    ``charged``. Runs at most one query.
+    """
+    if month != month_of(now):
+        return None
+    if scope.kind == "all":
+        stored = OrganisationForecast.objects.filter(month=month, currency=currency).first()
+        return None if stored is None else _range(stored, charged)
+    same = [row["view"] for row in budgets if _is_of_month(row, currency) and row["view"].spent == charged]
+    if len(same) == 1 and same[0].range is not None:
+        return _range(same[0].range, charged)
+    spent: dict[date, float] = defaultdict(float)
+    for row in rows:
+        if row.currency == currency:
+            spent[row.day] += float(row.charged)
+    forecast = forecast_month(spent, {}, now)
+    if forecast is None:
+        return None
+    figures = month_range(forecast, spent, charged, month, currency)
+    return _range(
+        ForecastRange(**figures, past_periods=forecast.past_periods, past_inside=forecast.past_inside),
+        charged,
+    )
+
+
+def _range(stored: OrganisationForecast | ForecastRange, charged: Decimal) -> ForecastRange:
+    return ForecastRange(
+        expected=max(charged, stored.expected),
+        low=max(charged, stored.low),
+        high=max(charged, stored.high),
+        past_periods=stored.past_periods,
+        past_inside=stored.past_inside,
+    )

@@ -1,0 +1,1 @@
+"""Render the figures above the table of the chargeback page."""

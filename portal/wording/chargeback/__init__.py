@@ -1,0 +1,1 @@
+"""Sentences above the table of the chargeback page."""

@@ -1,0 +1,220 @@
+"""Test the figures above the table of the chargeback page against the tables, for every role."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from portal import policy
+from portal.models import User
+from portal.reads.money import chargeback as reads
+from portal.reads.money.charge_scope import charge_scope
+from portal.reads.money.overview.of_viewer import overview_of_viewer
+from portal.reads.money.overview.page import ChargebackOverview, chargeback_overview
+from scheduler.models import Project
+from telemetry.budgets.budget_checks import check_budgets
+from telemetry.core.amounts import ZERO
+from telemetry.models import Budget, ChargeCell, OrganisationForecast, Statement, StatementLine
+from telemetry.money import statements
+from telemetry.money.charges import charge_all_gpus
+from telemetry.reads.chargeback import charges_by
+from telemetry.reads.daily_spend import daily_spend
+from telemetry.reads.overview.spend_change import MonthPart, bridge_of_months
+from tests.telemetry.conftest import rates
+from tests.telemetry.rows import cost_centre, hold, price, workload
+from tests.telemetry.test_cents import late_fact_about_march, random_month
+from tests.world import A100, H100, TeamOfWorld, World, units_of
+
+__all__ = ["rates"]
+pytestmark = pytest.mark.django_db
+MARCH, APRIL, MAY = dt.date(2026, 3, 1), dt.date(2026, 4, 1), dt.date(2026, 5, 1)
+MAX_QUERIES = 10
+
+
+def april(day: int, hour: int = 0) -> dt.datetime:
+    return dt.datetime(2026, 4, day, hour, tzinfo=dt.UTC)
+
+
+NOW = april(18, 12)
+
+
+@pytest.fixture
+def spring(rates: World) -> World:
+    """Charge March and April up to the 18th. In April, a project is new and H100 have another price."""
+    random_month(rates, random.Random(5))
+    new = Project.objects.create(
+        team=rates.vision.team, name="MRI labels", slug="mri-labels", created_at=april(1)
+    )
+    of_new = TeamOfWorld(rates.vision.team, new, rates.vision.lead, rates.vision.members)
+    cost_centre(of_new, "CC-100", april(1))
+    price(H100, "2.100001", "2.500003", since=april(1))
+    units = units_of(rates.hosts["beta"])
+    for number, team in enumerate((rates.vision, rates.language, of_new)):
+        work = workload(rates, team, owner=team.member)
+        hold(work, units[number], april(2 + number, 3), april(9 + number, 7), end_code="finished")
+    charge_all_gpus(NOW)
+    return rates
+
+
+def overview(viewer: User, month: dt.date = APRIL, now: dt.datetime = NOW) -> ChargebackOverview:
+    return overview_of_viewer(viewer, month, now, charge_scope(viewer))
+
+
+def viewers(world: World) -> list[User]:
+    return [world.finance, world.auditor, world.vision.lead, world.vision.member, world.language.lead]
+
+
+def test_every_figure_is_the_sum_of_the_same_cents_for_every_role(spring: World) -> None:
+    for viewer in viewers(spring):
+        for month in (MARCH, APRIL):
+            found = overview(viewer, month)
+            cells = policy.visible_cells(viewer)
+            table = charges_by("team", month, cells)
+            assert found.charged == table.charged == found.curve.charged
+            assert [each.charged for each in found.months if each.month == month] == [table.charged]
+            days = [each.charged for each in found.curve.days if each.charged is not None]
+            assert sum(days, found.curve.corrections) == table.charged
+            of_day = daily_spend([month], cells)
+            assert sum((row.charged for row in of_day), ZERO) == table.total.charged
+
+
+def test_the_bridge_ends_at_the_whole_days_so_far_and_starts_at_the_same_days_before(spring: World) -> None:
+    for viewer in viewers(spring):
+        found = overview(viewer)
+        bridge = found.change.bridge
+        assert bridge is not None
+        assert bridge.before + sum((step.amount for step in bridge.steps), ZERO) == bridge.now
+        yesterday = found.curve.days[16]
+        assert (yesterday.day, bridge.now) == (dt.date(2026, 4, 17), yesterday.total)
+        assert bridge.before == yesterday.former_total
+        assert found.change.amount == bridge.now - bridge.before
+
+
+def test_finance_reads_the_new_project_and_the_new_price_in_the_bridge(spring: World) -> None:
+    change = overview(spring.finance).change
+    assert change.bridge is not None
+    steps = {step.kind: step for step in change.bridge.steps}
+    assert [change.project_names[key] for key in steps["new"].projects] == ["MRI labels"]
+    own = charges_by("project", APRIL)
+    assert steps["new"].amount == next(row.charged for row in own.groups if row.name == "MRI labels")
+    price_step = steps["price"]
+    assert price_step.model in (A100, H100) and price_step.price_before != price_step.price_now
+
+
+@pytest.mark.parametrize("day", [2, 9, 18])
+def test_the_bridge_is_the_same_from_lines_and_from_cells(spring: World, day: int) -> None:
+    """Lines and their days are fewer than cells. Late in a month, the days after it are taken off."""
+    before, now = MonthPart(MARCH, MARCH.replace(day=day)), MonthPart(APRIL, APRIL.replace(day=day))
+    of_lines = bridge_of_months(before, now, "EUR", None)
+    assert of_lines == bridge_of_months(before, now, "EUR", ChargeCell.objects.all())
+    assert of_lines.now > 0
+
+
+def test_a_month_that_is_over_is_compared_as_a_whole(spring: World) -> None:
+    charge_all_gpus(dt.datetime(2026, 5, 1, 2, tzinfo=dt.UTC))
+    found = overview(spring.finance, APRIL, dt.datetime(2026, 5, 1, 2, tzinfo=dt.UTC))
+    assert found.is_over and found.forecast is None
+    assert found.change.bridge is not None and found.change.former is not None
+    assert (found.change.bridge.before, found.change.bridge.now) == (
+        found.change.former.charged,
+        found.charged,
+    )
+
+
+def test_corrections_of_the_month_before_are_a_step_and_the_start_of_the_curve(rates: World) -> None:
+    late_fact_about_march(rates)
+    charge_all_gpus(april(3))
+    found = overview(rates.finance, APRIL, april(3))
+    assert found.curve.corrections == charges_by("team", APRIL).corrected < 0
+    assert found.curve.charged == found.charged
+    assert found.change.bridge is not None
+    steps = {step.kind: step.amount for step in found.change.bridge.steps}
+    assert steps["corrections"] == found.curve.corrections
+
+
+def test_the_first_month_the_first_day_and_another_currency_are_not_compared(spring: World) -> None:
+    assert overview(spring.finance, MARCH).change.missing == "first_month"
+    assert overview(spring.finance, APRIL, april(1, 9)).change.missing == "first_day"
+    StatementLine.objects.filter(statement__month=MARCH).update(currency="JPY")
+    Statement.objects.filter(month=MARCH).update(currency="JPY")
+    found = overview(spring.finance).change
+    assert (found.missing, found.amount, found.bridge) == ("currency", None, None)
+
+
+def test_finance_sees_the_stored_forecast_and_others_one_of_their_own_charges(spring: World) -> None:
+    assert overview(spring.finance).forecast is None
+    check_budgets(NOW)
+    everything, own = overview(spring.finance).forecast, overview(spring.vision.member).forecast
+    assert everything is not None and own is not None
+    assert everything.expected == OrganisationForecast.objects.get().expected
+    assert overview(spring.vision.member).charged <= own.low <= own.expected < everything.expected
+    assert overview(spring.finance, MARCH).forecast is None
+
+
+def test_a_lead_sees_the_forecast_of_the_budget_that_limits_the_same_charges(spring: World) -> None:
+    Budget.objects.create(team=spring.language.team, month=APRIL, amount="900.00")
+    check_budgets(NOW)
+    found = overview(spring.language.lead)
+    [row] = reads.budget_rows(spring.language.lead, APRIL, NOW)
+    assert found.forecast == row["view"].range
+    assert found.budget is not None and found.budget.covers_all
+    assert (found.budget.left, found.budget.names) == (row["view"].left, (spring.language.team.name,))
+    assert found.curve.days[-1].even_pace == Decimal("900.00")
+
+
+def test_budgets_of_cost_centres_count_before_those_of_teams(spring: World) -> None:
+    Budget.objects.create(team=spring.vision.team, month=APRIL, amount="900.00")
+    Budget.objects.create(cost_centre="CC-100", month=APRIL, amount="500.00")
+    Budget.objects.create(cost_centre="CC-200", month=APRIL, amount="300.00")
+    budget = overview(spring.finance).budget
+    assert budget is not None
+    assert (budget.kind, budget.amount, budget.covers_all) == ("cost_centre", Decimal("800.00"), False)
+    assert overview(spring.finance).curve.days[0].even_pace is None
+
+
+def test_the_terms_add_up_and_only_finance_and_auditors_see_them(spring: World) -> None:
+    for viewer in viewers(spring)[2:]:
+        assert overview(viewer).equation is None
+    equation = overview(spring.auditor).equation
+    assert equation is not None and equation.holds
+    amounts = {term.key: term.amount for term in equation.terms}
+    assert sum(term.sign * term.amount for term in equation.terms) == amounts["cost"]
+    assert amounts["charged"] == charges_by("team", APRIL).charged
+    for number in range(len(equation.terms)):
+        assert sum(pool.amounts[number] for pool in equation.pools) == equation.terms[number].amount
+
+
+def test_the_months_are_the_last_twelve_with_their_states(spring: World) -> None:
+    statements.close_month(month=MARCH, closed_by=spring.finance, now=NOW)
+    assert [(each.month, each.closed) for each in overview(spring.finance).months] == [
+        (MARCH, True),
+        (APRIL, False),
+    ]
+    may = dt.datetime(2026, 5, 1, 1, tzinfo=dt.UTC)
+    last = overview(spring.finance, MAY, may).months[-1]
+    assert (last.month, last.charged, last.currency) == (MAY, ZERO, "EUR")
+    later = dt.datetime(2027, 5, 1, 1, tzinfo=dt.UTC)
+    assert [each.month for each in overview(spring.finance, APRIL, later).months] == [APRIL]
+
+
+@pytest.mark.parametrize("role", ["finance", "lead", "member"])
+def test_the_number_of_queries_is_bounded(spring: World, role: str) -> None:
+    check_budgets(NOW)
+    viewer = spring.people[role]
+    given: dict[str, Any] = {
+        "scope": charge_scope(viewer),
+        "table": charges_by("bucket", APRIL, policy.visible_cells(viewer)),
+        "budgets": reads.budget_rows(viewer, APRIL, NOW),
+        "conservation": None,
+    }
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        chargeback_overview(viewer, APRIL, NOW, **given)
+    assert len(queries) <= MAX_QUERIES, [each["sql"][:100] for each in queries]
