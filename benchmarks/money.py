@@ -16,7 +16,8 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from benchmarks.money_month import forecast_score, ledger_times
+from benchmarks.harness.focus_validator import run_focus_validator
+from benchmarks.money_month import export_times, forecast_score, ledger_times
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
@@ -57,9 +58,13 @@ def measure_month(
     projects: int,
     charge: Callable[[datetime, datetime], dict[str, Any]],
     page_rounds: int = 20,
+    validate: export_times.Validate = run_focus_validator,
 ) -> dict[str, Any]:
-    """Write the facts of a month, and measure it. ``charge`` charges the time between two moments."""
-    from benchmarks.money_month import export_times, page_times, planted_faults
+    """Write the facts of a month, and measure it.
+
+    ``charge`` charges the time between two moments. ``validate`` runs focus-validator on a file.
+    """
+    from benchmarks.money_month import page_times, planted_faults
 
     start, end = datetime(2026, 10, 1, tzinfo=UTC), datetime(2026, 11, 1, tzinfo=UTC)
     now = end + timedelta(days=3)
@@ -69,7 +74,7 @@ def measure_month(
     figures |= _step("pages", lambda: page_times.time_pages(MONTH, now, viewer, page_rounds))
     figures |= _step("close", lambda: ledger_times.close_and_audit(MONTH, now, viewer))
     figures |= _step("amounts", lambda: ledger_times.amount_differences(MONTH))
-    figures |= _step("exports", lambda: export_times.time_exports(MONTH))
+    figures |= _step("exports", lambda: export_times.time_exports(MONTH, validate))
     figures |= _step("faults", lambda: planted_faults.plant_and_find(MONTH, now))
     return figures
 

@@ -1,88 +1,122 @@
-"""Measure the exports of a closed month, and compare the bytes of two exports."""
+"""Measure the exports of a closed month, check its FOCUS files, and compare the bytes of repeated exports."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
+import tempfile
 import time
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import date
-from io import BytesIO
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
-NOT_BUILT = "not built"
+from benchmarks.harness.focus_validator import FocusValidatorResult
+
 XLSX_LINES = 200_000
-FOCUS_KIND, DOCUMENTS_KIND = "focus-cost-and-usage", "pdf-zip"
+FOCUS_KIND, FOCUS_1_2_KIND, DOCUMENTS_KIND = "focus-cost-and-usage", "focus-1.2-cost-and-usage", "pdf-zip"
+VALIDATED_ROWS = 20_000  # focus-validator reads all rows into memory
+COMPARED_KINDS = ("statement", "lines", "xlsx", FOCUS_KIND, DOCUMENTS_KIND)
+
+Validate = Callable[[Path], FocusValidatorResult]
 
 
-def time_exports(month: date) -> dict[str, Any]:
-    """Return the times of the exports. ``identical`` is True if repeated exports have the same bytes.
+@dataclass(frozen=True)
+class TimedExport:
+    """The time of one export in seconds, the digest of its bytes, and its number of line feeds."""
 
-    A figure is ``not built`` if no such kind of export is registered.
+    seconds: float
+    digest: str
+    line_feeds: int
+
+
+def time_exports(month: date, validate: Validate) -> dict[str, Any]:
+    """Return the times of the exports, the failed rules of FOCUS, and whether exports are identical.
+
+    ``validate`` runs focus-validator on a file. ``identical`` is True if a second export of each of
+    ``COMPARED_KINDS`` has the same bytes.
     """
-    figures: dict[str, Any] = {}
-    figures |= _xlsx(month) | _focus(month) | _documents(month)
-    return {**figures, "identical": _are_identical(month)}
+    lines = _first_lines(month, XLSX_LINES)
+    workbook = _export("xlsx", month, lines)
+    figures = {"xlsx_lines": lines.count(), "xlsx_s": workbook.seconds}
+    focus = _export(FOCUS_KIND, month)
+    figures |= {"focus_rows": focus.line_feeds - 1, "focus_s": focus.seconds, "focus_own_failed": _own(month)}
+    figures |= _validated(month, validate)
+    with tempfile.TemporaryFile() as file:
+        documents = _export(DOCUMENTS_KIND, month, file=file)
+        figures |= {"pdf_statements": len(zipfile.ZipFile(file).namelist()), "pdf_s": documents.seconds}
+    digests = {"xlsx": workbook.digest, FOCUS_KIND: focus.digest, DOCUMENTS_KIND: documents.digest}
+    return {**figures, "identical": _are_identical(month, digests, lines)}
 
 
-def _xlsx(month: date) -> dict[str, Any]:
-    """Measure a workbook with the first charge lines of the month."""
+def _are_identical(month: date, digests: dict[str, str], workbook_lines: Any) -> bool:
+    """Export each of COMPARED_KINDS again. ``digests`` are those of the kinds that are exported already."""
+    differing = []
+    for kind in COMPARED_KINDS:
+        chosen = workbook_lines if kind == "xlsx" else None
+        first = digests.get(kind) or _export(kind, month, chosen).digest
+        if _export(kind, month, chosen).digest != first:
+            differing.append(kind)
+            print(f"exports: two files of kind {kind} differ")
+    return not differing
+
+
+def _first_lines(month: date, count: int) -> Any:
+    """Return the query for the first charge lines of the month."""
     from telemetry.models import Charge
 
     lines = Charge.objects.filter(month=month).order_by("pk")
-    last = max(lines.values_list("pk", flat=True)[:XLSX_LINES], default=0)
-    chosen = lines.filter(pk__lte=last)
-    seconds, _ = _export("xlsx", month, chosen)
-    return {"xlsx_lines": chosen.count(), "xlsx_s": seconds}
+    last = max(lines.values_list("pk", flat=True)[:count], default=0)
+    return lines.filter(pk__lte=last)
 
 
-def _focus(month: date) -> dict[str, Any]:
-    from telemetry.exports.registry import EXPORT_KINDS
+def _own(month: date) -> int:
+    """Return the number of our own rules that the FOCUS files of the month break, and print these rules."""
+    from telemetry.exports.focus.check import check_focus_month
 
-    if FOCUS_KIND not in EXPORT_KINDS:
-        names = ("focus_rows", "focus_s", "focus_own_failed", "focus_validator", "focus_validator_failed")
-        return dict.fromkeys(names, NOT_BUILT)
-    rules = importlib.import_module("telemetry.exports.focus.check")
-    seconds, content = _export(FOCUS_KIND, month)
-    report = rules.check_focus_month(month, _scope(month), _options())
+    report = check_focus_month(month, _scope(month), _options())
     for failure in report.failures:
         print(f"FOCUS: {failure}")
-    return {
-        "focus_rows": content.count(b"\n") - 1,
-        "focus_s": seconds,
-        "focus_own_failed": len(report.failures),
-        "focus_validator": None,
-        "focus_validator_failed": None,
-    }
+    return len(report.failures)
 
 
-def _documents(month: date) -> dict[str, Any]:
-    from telemetry.exports.registry import EXPORT_KINDS
+def _validated(month: date, validate: Validate) -> dict[str, Any]:
+    """Run focus-validator on the first rows of the month. Both figures are None if it could not run."""
+    from django.db import transaction
 
-    if DOCUMENTS_KIND not in EXPORT_KINDS:
-        return dict.fromkeys(("pdf_statements", "pdf_s"), NOT_BUILT)
-    seconds, content = _export(DOCUMENTS_KIND, month)
-    return {"pdf_statements": len(zipfile.ZipFile(BytesIO(content)).namelist()), "pdf_s": seconds}
-
-
-def _are_identical(month: date) -> bool:
-    """Export each kind of small file twice. Return True if both exports always have the same digest."""
-    kinds = ("statement", "lines")
-    return all(_digest(kind, month) == _digest(kind, month) for kind in kinds)
-
-
-def _digest(kind: str, month: date) -> str:
-    digest = hashlib.sha256()
-    for part in _parts(kind, month):
-        digest.update(part)
-    return digest.hexdigest()
+    with transaction.atomic():
+        head = _first_rows(_parts(FOCUS_1_2_KIND, month), VALIDATED_ROWS + 1)
+        transaction.set_rollback(True)  # to end an export early is an error in its transaction
+    with tempfile.TemporaryDirectory(prefix="gpupool-bench-") as folder:
+        file = Path(folder, "focus.csv")
+        file.write_bytes(head)
+        result = validate(file)
+    for text in (*result.failures, *filter(None, [result.reason])):
+        print(f"focus-validator: {text}")
+    return {"focus_validator": result.version, "focus_validator_failed": result.failed}
 
 
-def _export(kind: str, month: date, lines: Any = None) -> tuple[float, bytes]:
+def _first_rows(parts: Iterable[bytes], count: int) -> bytes:
+    """Return the first lines of a CSV file. No text of the benchmark contains a line feed."""
+    rows: list[bytes] = []
+    for part in parts:
+        rows += part.splitlines(keepends=True)  # a part ends with a whole line
+        if len(rows) >= count:
+            break
+    return b"".join(rows[:count])
+
+
+def _export(kind: str, month: date, lines: Any = None, file: IO[bytes] | None = None) -> TimedExport:
+    """Make an export without keeping it in memory, and write it to ``file`` if there is one."""
+    digest, line_feeds = hashlib.sha256(), 0
     began = time.perf_counter()
-    content = b"".join(_parts(kind, month, lines))
-    return round(time.perf_counter() - began, 2), content
+    for part in _parts(kind, month, lines):
+        digest.update(part)
+        line_feeds += part.count(b"\n")
+        if file is not None:
+            file.write(part)
+    return TimedExport(round(time.perf_counter() - began, 2), digest.hexdigest(), line_feeds)
 
 
 def _parts(kind: str, month: date, lines: Any = None) -> Iterable[bytes]:
