@@ -66,6 +66,8 @@ def split_amount(total: Decimal, weights: Sequence[int | Decimal], step: Decimal
     steps = _EXACT.divide(abs(total), step)
     if steps != steps.to_integral_value():
         raise ValueError(f"total: {total} is no multiple of {step}")
+    if len(weights) == 1:
+        return [total]
     numbers = _as_integers(weights)
     whole = sum(numbers)
     if whole == 0:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import StrEnum
+from typing import NamedTuple
 
 from telemetry.core.amounts import MICRO, ZERO, round_amount
 from telemetry.core.billing_calendar import UTC_CALENDAR, BillingCalendar
@@ -144,11 +145,11 @@ class GpuTimeline:
     calendar: BillingCalendar = UTC_CALENDAR
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ChargeKey:
+class ChargeKey(NamedTuple):
     """The bucket, the allocation and the reservation of a charge line.
 
-    Adjacent intervals with equal keys become one line.
+    Adjacent intervals with equal keys become one line. Keys and pieces are named tuples, because a run makes
+    millions of them.
     """
 
     bucket: str
@@ -156,8 +157,7 @@ class ChargeKey:
     reservation: int = 0  # 0: none
 
 
-@dataclass(frozen=True, slots=True)
-class ChargePiece:
+class ChargePiece(NamedTuple):
     """A number of ``slots`` of a GPU during ``[start, end)``, all with the charge key ``owner``.
 
     ``day`` is the billing day that contains the interval. ``cost`` and ``charged`` are zero until
@@ -185,4 +185,6 @@ class ChargePiece:
 
 def floor_to_second(moment: datetime) -> datetime:
     """Return the beginning of the second that contains ``moment``, in UTC."""
-    return moment.astimezone(UTC).replace(microsecond=0)
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC)
+    return moment.replace(microsecond=0) if moment.microsecond else moment

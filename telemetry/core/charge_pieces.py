@@ -79,30 +79,31 @@ def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[Char
         return []
     gpu = _floor_timeline(gpu)
     cuts = _cut_points(gpu, start, end)
-    hard = set(_price_and_day_cuts(gpu, start, end))
+    hard = {start, *_price_and_day_cuts(gpu, start, end)}
     done: list[ChargePiece] = []
     open_: dict[ChargeKey, ChargePiece] = {}
     holds = _InForce(gpu.holds)
     bounds = _InForce(gpu.bounds)
     for low, high in zip(cuts, cuts[1:], strict=False):
-        slots = _slots_by_charge_key(gpu, holds.at(low), bounds.at(low), low)
-        rate = _rate_at(gpu.rates, low)
-        factors = _factors_at(gpu.holds, low)
+        if low in hard:
+            done += open_.values()
+            open_ = {}
+            day, rate = gpu.calendar.day_of(low), _rate_at(gpu.rates, low)
+        held = holds.at(low)
+        factors = _factors_at(held, low)
         going: dict[ChargeKey, ChargePiece] = {}
-        for owner, count in slots.items():
+        for owner, count in _slots_by_charge_key(gpu, held, bounds.at(low), low).items():
             before = open_.pop(owner, None)
             factor = factors.get(owner.allocation) if owner.bucket == ChargeBucket.USED else None
-            same = before is not None and (before.slots, before.factor) == (count, factor)
-            if before is not None and same and low not in hard:
-                going[owner] = replace(before, end=high)
+            if before is not None and (before.slots, before.factor) == (count, factor):
+                going[owner] = before._replace(end=high)
                 continue
             if before is not None:
                 done.append(before)
-            day = gpu.calendar.day_of(low)
             going[owner] = ChargePiece(day, low, high, count, owner, rate, factor=factor)
-        done.extend(open_.values())
+        done += open_.values()
         open_ = going
-    done.extend(open_.values())
+    done += open_.values()
     return sorted(done, key=lambda piece: (piece.start, piece.owner, piece.end))
 
 
@@ -151,12 +152,12 @@ def _price_span(chosen: list[ChargePiece], rate: Rate, known_cost: Decimal | Non
     charges = {rate.cost: costs}
     for index, (piece, piece_cost) in enumerate(zip(chosen, costs, strict=True)):
         if piece.owner.bucket not in CHARGED_BUCKETS:
-            yield replace(piece, cost=piece_cost, charged=ZERO)
+            yield piece._replace(cost=piece_cost)
             continue
         price = rate.price if piece.factor is None else rate.price_with(piece.factor.factor)
         if price not in charges:
             charges[price] = split_amount(value_between(low, high, price, rate.since), weights, MICRO)
-        yield replace(piece, cost=piece_cost, charged=charges[price][index])
+        yield piece._replace(cost=piece_cost, charged=charges[price][index])
 
 
 def asset_cost(rates: Sequence[Rate], start: datetime, end: datetime) -> Decimal:
@@ -190,26 +191,32 @@ def _pricing_span(
 
 def _floor_timeline(gpu: GpuTimeline) -> GpuTimeline:
     """Return the timeline with every time floored to the second."""
-
-    def back(moment: datetime | None) -> datetime | None:
-        return None if moment is None else floor_to_second(moment)
-
     return replace(
         gpu,
-        holds=tuple(
-            replace(
-                h,
-                start=floor_to_second(h.start),
-                end=back(h.end),
-                lost_from=back(h.lost_from),
-                factors=tuple(replace(f, since=floor_to_second(f.since)) for f in h.factors),
-            )
-            for h in gpu.holds
-        ),
-        bounds=tuple(replace(b, start=floor_to_second(b.start), end=back(b.end)) for b in gpu.bounds),
+        holds=tuple(map(_floor_hold, gpu.holds)),
+        bounds=tuple(replace(b, start=floor_to_second(b.start), end=_floor(b.end)) for b in gpu.bounds),
         changes=tuple(replace(c, at=floor_to_second(c.at)) for c in gpu.changes),
         rates=tuple(replace(r, since=floor_to_second(r.since)) for r in gpu.rates),
     )
+
+
+def _floor_hold(hold: GpuHold) -> GpuHold:
+    # ``replace`` takes several times as long, and a run has millions of holds.
+    return GpuHold(
+        hold.allocation,
+        hold.low,
+        hold.high,
+        floor_to_second(hold.start),
+        _floor(hold.end),
+        hold.reservation,
+        _floor(hold.lost_from),
+        hold.lost_bucket,
+        tuple(replace(factor, since=floor_to_second(factor.since)) for factor in hold.factors),
+    )
+
+
+def _floor(moment: datetime | None) -> datetime | None:
+    return None if moment is None else floor_to_second(moment)
 
 
 def _price_and_day_cuts(gpu: GpuTimeline, start: datetime, end: datetime) -> Iterable[datetime]:
@@ -283,6 +290,10 @@ def _slots_by_charge_key(
     ``holds`` and ``bounds`` are those in force at ``moment``.
     """
     condition = _condition_at(gpu.changes, moment)
+    if not bounds and (not holds or holds[0].high - holds[0].low == SLOTS_PER_GPU):
+        # Most GPUs are free or held as a whole.
+        hold = holds[0] if holds else None
+        return {_charge_key(gpu, hold, None, condition, moment): SLOTS_PER_GPU}
     spans = [*((h.low, h.high) for h in holds), *((b.low, b.high) for b in bounds)]
     edges = sorted({0, SLOTS_PER_GPU, *(edge for span in spans for edge in span)})
     owners: dict[ChargeKey, int] = defaultdict(int)

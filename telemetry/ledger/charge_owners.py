@@ -11,29 +11,36 @@ from dataclasses import dataclass
 from django.contrib.auth import get_user_model
 
 from scheduler.models import Allocation, Reservation
+from telemetry.sql_values import unnested
 
 _USERNAME = get_user_model().USERNAME_FIELD
 
 
 @dataclass(frozen=True, slots=True)
 class ChargeOwner:
-    """The owner of an allocation or of a reservation. A reservation has no workload."""
+    """The owner of an allocation, of a reservation, or of the unused time of a dedicated pool.
 
-    project: int
-    project_name: str
-    team: int
-    team_name: str
-    user: int
-    user_name: str
+    A reservation has no workload. Unused time has only a team.
+    """
+
+    project: int | None = None
+    project_name: str = ""
+    team: int | None = None
+    team_name: str = ""
+    user: int | None = None
+    user_name: str = ""
     workload: int | None = None
     workload_name: str = ""
     workload_type: str = ""
     simulated: bool = False
 
 
+NOBODY = ChargeOwner()
+
+
 def load_allocation_owners(allocations: Collection[int]) -> dict[int, ChargeOwner]:
     """Return the owners of these allocations, by id of the allocation. Runs one query."""
-    rows = Allocation.objects.filter(pk__in=allocations).values_list(
+    rows = Allocation.objects.filter(pk__in=unnested(allocations)).values_list(
         "pk",
         "project_id",
         "project__name",

@@ -1,40 +1,36 @@
-"""Insert many rows with COPY, which takes a fraction of the time of INSERT."""
+"""Insert many rows with binary COPY, which takes a fraction of the time of INSERT."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from django.db import connection, models
-from psycopg.types.json import Jsonb
 
 
-def copy_new_rows(rows: Sequence[models.Model]) -> None:
-    """Insert unsaved rows of one model, in this order, and set their primary keys.
+def copy_new_rows(
+    model: type[models.Model], names: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> list[int]:
+    """Insert rows of a model, in this order, and return their new primary keys. The keys ascend.
 
-    The keys ascend in the order of the rows. Values must have the types of the columns: nothing is converted,
-    and defaults of the database do not apply.
+    ``names`` are the attributes of all columns except the primary key, in the order of the values of a row.
+    Values must have the types of the columns: nothing is converted, and defaults do not apply.
     """
     if not rows:
-        return
-    model = type(rows[0])
-    fields = model._meta.concrete_fields
+        return []
+    attributes = {field.attname: field for field in model._meta.concrete_fields}
+    fields = [model._meta.pk, *(attributes[name] for name in names)]
     table = connection.ops.quote_name(model._meta.db_table)
     columns = ", ".join(connection.ops.quote_name(str(field.column)) for field in fields)
-    names = [field.attname for field in fields]
-    json_names = {field.attname for field in fields if isinstance(field, models.JSONField)}
-    with connection.cursor() as cursor:
-        for row, key in zip(rows, _new_keys(model, len(rows)), strict=True):
-            row.pk = key
-        # Django converts the errors of its own statements only.
-        statement = f"COPY {table} ({columns}) FROM STDIN"
-        with connection.wrap_database_errors, cursor.copy(statement) as copy:
-            for row in rows:
-                values = row.__dict__
-                copy.write_row(
-                    [Jsonb(values[name]) if name in json_names else values[name] for name in names]
-                )
-        for row in rows:
-            row._state.adding = False
+    keys = _new_keys(model, len(rows))
+    statement = f"COPY {table} ({columns}) FROM STDIN (FORMAT binary)"
+    # Django converts the errors of its own statements only.
+    with connection.cursor() as cursor, connection.wrap_database_errors, cursor.copy(statement) as copy:
+        # A type without its length, such as ``numeric``.
+        copy.set_types([str(field.db_type(connection)).partition("(")[0] for field in fields])
+        for key, row in zip(keys, rows, strict=True):
+            copy.write_row((key, *row))
+    return keys
 
 
 def _new_keys(model: type[models.Model], count: int) -> list[int]:

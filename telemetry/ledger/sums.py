@@ -13,6 +13,8 @@ from decimal import Decimal
 
 from django.db import connection
 
+from telemetry.sql_values import array_text
+
 # Charge lines with the columns of their statement line and cell. Measured use is read here and nowhere else.
 # A charge whose month differs from the month of its day corrects a closed month.
 _CHARGES = """
@@ -23,28 +25,28 @@ _CHARGES = """
         s.currency AS statement_currency
     FROM telemetry_charge c JOIN telemetry_statement s ON s.month = c.month
     LEFT JOIN telemetry_chargeevidence e ON e.charge_id = c.id"""
-_ADDED_CHARGES = f"WITH charges AS ({_CHARGES} WHERE c.id = ANY(%(charges)s))"
-
-_ADD_TO_LINES = f"""
-{_ADDED_CHARGES}
-INSERT INTO telemetry_statementline AS line (
-    statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket, corrected_month,
-    currency, idle_share, shared_out, due, pool_name, team_name, project_name,
-    slot_seconds, cost, charged, cost_cents, charged_cents, used_cents, idle_cents)
-SELECT statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket, corrected_month,
-    -- A correction has the currency of the month that it corrects.
-    coalesce((SELECT nullif(currency, '') FROM telemetry_statement WHERE month = corrected_month),
-        min(statement_currency)),
-    false, false, true, '', '', '',
-    sum(slot_seconds), sum(cost), sum(charged), 0, 0, 0, 0
-FROM charges GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9 ORDER BY 1, 2, 3, 4, 5, 6, 7, 8, 9
-ON CONFLICT (statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket,
-    corrected_month, idle_share) WHERE gpu_hours IS NULL
-DO UPDATE SET due = true, slot_seconds = line.slot_seconds + EXCLUDED.slot_seconds,
-    cost = line.cost + EXCLUDED.cost, charged = line.charged + EXCLUDED.charged"""
-
-_ADD_TO_CELLS = f"""
-{_ADDED_CHARGES}
+# Adds to the statement lines first. Then ``lines`` has the id of each line, new or not.
+_ADD_TO_SUMS = f"""
+WITH charges AS MATERIALIZED ({_CHARGES} WHERE c.id = ANY(%(charges)s::bigint[])),
+lines AS (
+    INSERT INTO telemetry_statementline AS line (
+        statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket,
+        corrected_month, currency, idle_share, shared_out, due, pool_name, team_name, project_name,
+        slot_seconds, cost, charged, cost_cents, charged_cents, used_cents, idle_cents)
+    SELECT statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket,
+        corrected_month,
+        -- A correction has the currency of the month that it corrects.
+        coalesce((SELECT nullif(currency, '') FROM telemetry_statement WHERE month = corrected_month),
+            min(statement_currency)),
+        false, false, true, '', '', '',
+        sum(slot_seconds), sum(cost), sum(charged), 0, 0, 0, 0
+    FROM charges GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9 ORDER BY 1, 2, 3, 4, 5, 6, 7, 8, 9
+    ON CONFLICT (statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket,
+        corrected_month, idle_share) WHERE gpu_hours IS NULL
+    DO UPDATE SET due = true, slot_seconds = line.slot_seconds + EXCLUDED.slot_seconds,
+        cost = line.cost + EXCLUDED.cost, charged = line.charged + EXCLUDED.charged
+    RETURNING line.id, line.statement_id, line.pool_id, line.cost_centre, line.team_id, line.project_id,
+        line.workload_type, line.model, line.bucket, line.corrected_month)
 INSERT INTO telemetry_chargecell AS cell (
     line_id, statement_id, user_id, workload_id, day, user_name, workload_name,
     slot_seconds, cost, charged, covered_slot_seconds, used_slot_seconds,
@@ -52,9 +54,9 @@ INSERT INTO telemetry_chargecell AS cell (
 SELECT line.id, line.statement_id, c.user_id, c.workload_id, c.day, max(c.user_name), max(c.workload_name),
     sum(c.slot_seconds), sum(c.cost), sum(c.charged), sum(c.covered_slot_seconds), sum(c.used_slot_seconds),
     0, 0, 0, 0
-FROM charges c JOIN telemetry_statementline line ON line.statement_id = c.statement_id
+FROM charges c JOIN lines line ON line.statement_id = c.statement_id
     AND line.pool_id = c.pool_id AND line.cost_centre = c.cost_centre AND line.workload_type = c.workload_type
-    AND line.model = c.model AND line.bucket = c.bucket AND NOT line.idle_share
+    AND line.model = c.model AND line.bucket = c.bucket
     -- Unlike IS NOT DISTINCT FROM, these can be hashed.
     AND coalesce(line.team_id, 0) = coalesce(c.team_id, 0)
     AND coalesce(line.project_id, 0) = coalesce(c.project_id, 0)
@@ -71,7 +73,8 @@ ON CONFLICT (line_id, user_id, workload_id, day) DO UPDATE SET
 # The measured use of the cells of changed charges, summed again from all charges of these cells.
 _UPDATE_MEASURED_USE = f"""
 WITH changed AS (
-    {_CHARGES} WHERE c.id = ANY(%(charges)s) OR (c.reversal AND c.corrects_id = ANY(%(charges)s))),
+    {_CHARGES} WHERE c.id = ANY(%(charges)s::bigint[])
+        OR (c.reversal AND c.corrects_id = ANY(%(charges)s::bigint[]))),
 keys AS (
     SELECT DISTINCT statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket,
         corrected_month, user_id, workload_id, day
@@ -169,8 +172,7 @@ def add_to_sums(charges: Sequence[int]) -> None:
     The caller holds ``lock_ledger`` and has inserted the lines in the same transaction.
     """
     with connection.cursor() as cursor:
-        for query in (_ADD_TO_LINES, _ADD_TO_CELLS):
-            cursor.execute(query, {"charges": list(charges)})
+        cursor.execute(_ADD_TO_SUMS, {"charges": array_text(charges)})
 
 
 def update_measured_use(charges: Sequence[int]) -> None:
@@ -179,7 +181,7 @@ def update_measured_use(charges: Sequence[int]) -> None:
     The caller holds ``lock_ledger`` and keeps the months of the lines open.
     """
     with connection.cursor() as cursor:
-        cursor.execute(_UPDATE_MEASURED_USE, {"charges": list(charges)})
+        cursor.execute(_UPDATE_MEASURED_USE, {"charges": array_text(charges)})
 
 
 def sum_differences(month: date, limit: int = 20) -> list[SumDifference]:

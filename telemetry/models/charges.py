@@ -49,7 +49,8 @@ class Charge(models.Model):
 
     # For each new line, the database makes a check for each foreign key and an entry in each index. The
     # allocation, the reservation and the GPU have foreign keys. These rows keep their pool, workload,
-    # project, team and person from being deleted (docs/decisions/0015).
+    # project, team and person from being deleted. Prices and factors are never deleted
+    # (docs/decisions/0015).
     pool = models.ForeignKey(
         Pool, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
     )
@@ -92,12 +93,15 @@ class Charge(models.Model):
         default=Decimal(100),
         help_text="share of the time that its cost centre pays",
     )
-    price = models.ForeignKey(Price, null=True, on_delete=models.PROTECT, related_name="+", db_index=False)
+    price = models.ForeignKey(
+        Price, null=True, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
+    )
     priority_factor = models.ForeignKey(
         PriceFactor,
         null=True,
         on_delete=models.PROTECT,
         related_name="+",
+        db_constraint=False,
         db_index=False,
         help_text="factor of the priority on the price; empty: 1",
     )
@@ -106,6 +110,7 @@ class Charge(models.Model):
         null=True,
         on_delete=models.PROTECT,
         related_name="+",
+        db_constraint=False,
         db_index=False,
         help_text="factor of the workload type on the price; empty: 1",
     )
@@ -178,7 +183,10 @@ class ChargeEvidence(models.Model):
     changes. The evidence of a reversal is the negative of the evidence of its line.
     """
 
-    charge = models.OneToOneField(Charge, primary_key=True, on_delete=models.CASCADE, related_name="evidence")
+    # Charge lines are never deleted, so evidence needs no foreign key of the database.
+    charge = models.OneToOneField(
+        Charge, primary_key=True, on_delete=models.CASCADE, related_name="evidence", db_constraint=False
+    )
     used_slot_seconds = models.FloatField(
         null=True, help_text="utilisation x slots x covered seconds; empty: not measured"
     )

@@ -1,7 +1,7 @@
-"""Write charge pieces as Charge rows.
+"""Write charge pieces as charge lines.
 
-Each row contains copies of the names and the cost centre, and the month of its statement. A piece that
-several cost centres share gets one row for each. The measured use is stored beside it as usage evidence.
+Each line contains copies of the names and the cost centre, and the month of its statement. A piece that
+several cost centres share gets one line for each. The measured use is stored beside it as usage evidence.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from datetime import date, datetime
 from scheduler.models import Team
 from telemetry.core.charge_model import ChargePiece
 from telemetry.core.charge_pieces import charge_pieces, price_pieces
-from telemetry.core.cost_shares import UNMAPPED, SplitPart, split_parts
+from telemetry.core.cost_shares import UNMAPPED, CostSplit, split_parts
 from telemetry.cost_centres.splits import Payer, load_splits
-from telemetry.ledger.charge_owners import ChargeOwner, load_allocation_owners, load_reservation_owners
+from telemetry.ledger.charge_owners import (
+    NOBODY,
+    ChargeOwner,
+    load_allocation_owners,
+    load_reservation_owners,
+)
 from telemetry.ledger.locks import lock_ledger
-from telemetry.ledger.row_copy import copy_new_rows
+from telemetry.ledger.new_charges import NewCharge, insert_charge_lines
 from telemetry.ledger.sums import add_to_sums
-from telemetry.models import Charge, ChargeBucketChoices, Statement, StatementState
+from telemetry.models import ChargeBucketChoices, Statement, StatementState
 from telemetry.money.billing_months import billing_calendar
 from telemetry.money.charging_inputs import GpuChargingInputs
 from telemetry.money.evidence_locks import lock_for_new_lines
@@ -29,9 +34,9 @@ from telemetry.money.usage_evidence import write_evidence, write_reversed_eviden
 
 @dataclass(frozen=True, slots=True)
 class ChargeDraft:
-    """A priced piece of one GPU's time, from which a Charge row is made.
+    """A priced piece of one GPU's time, from which charge lines are made.
 
-    ``corrects`` is the id of the ledger line that the row replaces; None if the row replaces no line.
+    ``corrects`` is the id of the ledger line that they replace; None if they replace no line.
     """
 
     gpu: GpuChargingInputs
@@ -45,73 +50,48 @@ def draft_charges(gpu: GpuChargingInputs, start: datetime, end: datetime) -> Ite
         yield ChargeDraft(gpu, piece)
 
 
-def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
-    """Insert the drafts as Charge rows with their usage evidence, and return the rows."""
+def write_charges(lines: Sequence[ChargeDraft], now: datetime) -> int:
+    """Insert the drafts as charge lines with their usage evidence, and return the number of lines."""
     return insert_charges(charge_rows(lines, now), now)
 
 
-def insert_charges(rows: Sequence[Charge], now: datetime) -> list[Charge]:
-    """Insert Charge rows with their usage evidence, and add them to the sums of statement lines and cells.
+def insert_charges(rows: Sequence[NewCharge], now: datetime) -> int:
+    """Insert charge lines with their usage evidence, and add them to the sums of statement lines and cells.
 
-    The caller holds ``lock_for_new_lines`` and has created the statements of the rows. Returns the rows.
+    The caller holds ``lock_for_new_lines`` and has created the statements of the lines. Returns the number of
+    lines.
     """
     if not rows:
-        return []
+        return 0
     lock_ledger()
-    made = list(rows)
-    copy_new_rows(made)
-    write_evidence([row for row in made if not row.reversal], now)
-    write_reversed_evidence([row.corrects_id for row in made if row.reversal and row.corrects_id], now)
-    add_to_sums([row.pk for row in made])
-    return made
+    ids = insert_charge_lines(rows)
+    write_evidence(ids, rows, now)
+    write_reversed_evidence([row.corrects_id for row in rows if row.reversal and row.corrects_id], now)
+    add_to_sums(ids)
+    return len(ids)
 
 
-def charge_rows(lines: Sequence[ChargeDraft], now: datetime) -> list[Charge]:
-    """Return the drafts as unsaved Charge rows. Creates the statements of their months.
+def charge_rows(lines: Sequence[ChargeDraft], now: datetime) -> list[NewCharge]:
+    """Return the charge lines of the drafts. Creates the statements of their months.
 
-    A draft gets one row for each cost centre that shares it, in order of code.
+    A draft gets one line for each cost centre that shares it, in order of code.
 
-    A row gets the month in which its piece starts. If that month is closing or closed, the row gets the month
-    of ``now``. The database accepts such a row only if it corrects another row.
+    A line gets the month in which its piece starts. If that month is closing or closed, the line gets the
+    month of ``now``. The database accepts such a line only if it corrects another line.
     """
     if not lines:
         return []
     lock_for_new_lines()
-    names = _ChargeNames(lines)
     present = billing_calendar().month_of(now)
-    months = {line.piece.day.replace(day=1) for line in lines} | {present}
+    month_of_day = {day: day.replace(day=1) for day in {line.piece.day for line in lines}}
+    months = {present, *month_of_day.values()}
     # Every statement must exist, because the insert of a charge locks the statement. The lock prevents a
     # concurrent close of the month.
     create_missing_statements(months)
     closed = months_not_open(months)
-    rows = []
-    for line in lines:
-        month = line.piece.day.replace(day=1)
-        for part in names.parts_of(line):
-            row = Charge(
-                pool_id=line.gpu.pool,
-                month=present if month in closed else month,
-                day=line.piece.day,
-                bucket=line.piece.owner.bucket,
-                start=line.piece.start,
-                end=line.piece.end,
-                slots=line.piece.slots,
-                slot_seconds=part.slot_seconds,
-                gpu_id=line.gpu.id,
-                model=line.gpu.model,
-                cost_centre=part.share.code,
-                share_percent=part.share.percent,
-                price_id=line.piece.rate.id if line.piece.rate else None,
-                priority_factor_id=line.piece.factor.priority_factor if line.piece.factor else None,
-                type_factor_id=line.piece.factor.type_factor if line.piece.factor else None,
-                cost=part.cost,
-                charged=part.charged,
-                corrects_id=line.corrects,
-                created_at=now,
-            )
-            names.fill_in(row, line)
-            rows.append(row)
-    return rows
+    statement_month = {day: present if month in closed else month for day, month in month_of_day.items()}
+    names = _ChargeNames(lines)
+    return [row for line in lines for row in names.rows_of(line, statement_month[line.piece.day], now)]
 
 
 def months_not_open(months: Iterable[date]) -> set[date]:
@@ -127,40 +107,74 @@ class _ChargeNames:
         self.allocations = load_allocation_owners({line.piece.owner.allocation for line in lines} - {0})
         self.reservations = load_reservation_owners({line.piece.owner.reservation for line in lines} - {0})
         teams = {line.gpu.team for line in lines if line.gpu.team is not None}
-        self.teams = Team.with_removed.in_bulk(teams)
-        projects = {each.project for each in (*self.allocations.values(), *self.reservations.values())}
+        self.teams = {
+            team: ChargeOwner(team=team, team_name=name)
+            for team, name in Team.with_removed.filter(pk__in=teams).values_list("pk", "name")
+        }
+        owners = (*self.allocations.values(), *self.reservations.values())
+        projects = {owner.project for owner in owners if owner.project is not None}
         pools = {line.gpu.pool for line in lines if line.gpu.team is not None}
         self.splits = load_splits(projects, pools)
 
-    def parts_of(self, line: ChargeDraft) -> list[SplitPart]:
-        """Return the parts of a draft that its cost centres pay, by the split in force at its start."""
-        piece = line.piece
-        split = UNMAPPED
+    def rows_of(self, line: ChargeDraft, month: date, now: datetime) -> Iterator[NewCharge]:
+        """Yield the line of each cost centre that pays a draft. ``month`` is that of their statement."""
+        gpu, piece = line.gpu, line.piece
+        key, factor = piece.owner, piece.factor
         owner = self._owner_of(line)
-        if owner is not None:
-            split = self.splits.at(Payer(project=owner.project), piece.start)
-        elif _is_dedicated_unused(line):
-            split = self.splits.at(Payer(pool=line.gpu.pool), piece.start)
-        return split_parts(piece.slot_seconds, piece.cost, piece.charged, split)
+        split = self._split_of(line, owner)
+        for part in split_parts(piece.slot_seconds, piece.cost, piece.charged, split):
+            yield NewCharge(
+                pool_id=gpu.pool,
+                month=month,
+                bucket=key.bucket,
+                day=piece.day,
+                start=piece.start,
+                end=piece.end,
+                slots=piece.slots,
+                slot_seconds=part.slot_seconds,
+                gpu_id=gpu.id,
+                model=gpu.model,
+                cost_centre=part.share.code,
+                share_percent=part.share.percent,
+                cost=part.cost,
+                charged=part.charged,
+                created_at=now,
+                allocation_id=key.allocation or None,
+                reservation_id=key.reservation or None,
+                workload_id=owner.workload,
+                team_id=owner.team,
+                project_id=owner.project,
+                user_id=owner.user,
+                team_name=owner.team_name,
+                project_name=owner.project_name,
+                user_name=owner.user_name,
+                workload_name=owner.workload_name,
+                workload_type=owner.workload_type,
+                simulated=owner.simulated,
+                price_id=piece.rate.id if piece.rate else None,
+                priority_factor_id=factor.priority_factor if factor else None,
+                type_factor_id=factor.type_factor if factor else None,
+                corrects_id=line.corrects,
+            )
 
-    def _owner_of(self, line: ChargeDraft) -> ChargeOwner | None:
-        """Return the owner who holds or has reserved the slots of a draft; None if there is none."""
-        key = line.piece.owner
-        return self.allocations.get(key.allocation) or self.reservations.get(key.reservation)
+    def _split_of(self, line: ChargeDraft, owner: ChargeOwner) -> CostSplit:
+        """Return the split in force at the start of a draft."""
+        if owner.project is not None:
+            return self.splits.at(Payer(project=owner.project), line.piece.start)
+        if owner.team is not None:
+            return self.splits.at(Payer(pool=line.gpu.pool), line.piece.start)
+        return UNMAPPED
 
-    def fill_in(self, row: Charge, line: ChargeDraft) -> None:
-        """Set the holder, project, team and user of a row, and their names."""
+    def _owner_of(self, line: ChargeDraft) -> ChargeOwner:
+        """Return who holds or has reserved the slots of a draft, or the team of a dedicated pool."""
         key = line.piece.owner
-        row.allocation_id, row.reservation_id = key.allocation or None, key.reservation or None
-        owner = self._owner_of(line)
-        if owner is not None:
-            row.workload_id, row.workload_name = owner.workload, owner.workload_name
-            row.workload_type, row.simulated = owner.workload_type, owner.simulated
-            row.project_id, row.project_name = owner.project, owner.project_name
-            row.team_id, row.team_name = owner.team, owner.team_name
-            row.user_id, row.user_name = owner.user, owner.user_name
-        elif _is_dedicated_unused(line):
-            row.team_id, row.team_name = line.gpu.team, self.teams[line.gpu.team or 0].name
+        if key.allocation and key.allocation in self.allocations:
+            return self.allocations[key.allocation]
+        if key.reservation and key.reservation in self.reservations:
+            return self.reservations[key.reservation]
+        if _is_dedicated_unused(line):
+            return self.teams[line.gpu.team or 0]
+        return NOBODY
 
 
 def _is_dedicated_unused(line: ChargeDraft) -> bool:

@@ -18,6 +18,7 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import F, Q
 
+from scheduler.cycle.gc_pause import gc_paused
 from scheduler.models import Gpu
 from telemetry.core.charge_model import floor_to_second
 from telemetry.models import (
@@ -66,7 +67,8 @@ def charge_all_gpus(now: datetime) -> ChargeRunResult:
     whole = _start_of_line(limit)
     for ids in _chunks(Gpu.objects.order_by("pk").values_list("pk", flat=True), GPUS_PER_TRANSACTION):
         for _ in range(CATCH_UP_ROUNDS):
-            written = _charge_forward(ids, whole, limit, now)
+            with gc_paused():
+                written = _charge_forward(ids, whole, limit, now)
             done.lines += written
             if not written:
                 break
@@ -138,7 +140,7 @@ def _charge_forward(ids: Sequence[int], whole: datetime, limit: datetime, now: d
     with transaction.atomic():
         won = _claim_spans([(gpu, untils[gpu], end) for gpu, end in sorted(ends.items())])
         lines = [line for gpu in won for line in draft_charges(facts[gpu], untils[gpu], ends[gpu])]
-        return len(write_charges(lines, now))
+        return write_charges(lines, now)
 
 
 def _charge_end(gpu: GpuChargingInputs, until: datetime, whole: datetime, limit: datetime) -> datetime:
@@ -190,9 +192,8 @@ def _charge_backward(
             won = [
                 gpu for gpu in ids if ChargedUntil.objects.filter(gpu=gpu, since=end).update(since=start) == 1
             ]
-            written += len(
-                write_charges([line for gpu in won for line in draft_charges(facts[gpu], start, end)], now)
-            )
+            drafts = [line for gpu in won for line in draft_charges(facts[gpu], start, end)]
+            written += write_charges(drafts, now)
         if on_day is not None:
             on_day(start)
         end = start

@@ -29,10 +29,16 @@ from telemetry.money.billing_months import billing_calendar
 from telemetry.money.pricing.price_factors import load_price_factors
 from telemetry.money.rate_card import load_rates
 from telemetry.money.refund_limits import load_refund_limits
+from telemetry.sql_values import Microseconds, time_of, time_or_none
 
 HostState = tuple[str, str, str]  # lease state, administrative state, repair state
 # The bounds of slots and of the period: a range takes ten times as long to read.
-_RANGE_COLUMNS = ("slots__startswith", "slots__endswith", "period__startswith", "period__endswith")
+_RANGE_COLUMNS = (
+    "slots__startswith",
+    "slots__endswith",
+    Microseconds("period__startswith"),
+    Microseconds("period__endswith"),
+)
 HEALTHY_HOST_STATE: HostState = (LeaseState.ALIVE, AdminState.IN_SERVICE, RepairState.WELL)
 
 
@@ -95,20 +101,21 @@ def _load_holds(gpus: dict[int, GpuChargingInputs], period: TimestamptzRange) ->
         *_RANGE_COLUMNS,
         "reservation_id",
         "end_code",
-        "run__checkpoint_at",
+        Microseconds("run__checkpoint_at"),
         "workload__kind",
         "workload__priority",
         "workload__type",
     )
     for row in rows.order_by("id"):
-        allocation, gpu, low, high, start, end, reservation, end_code, checkpoint, kind, *work = row
+        allocation, gpu, low, high, began, ended, reservation, end_code, checkpoint, kind, *work = row
+        start, end = time_of(began), time_or_none(ended)
         lost = None
         if end is not None:
             lost = lost_time(
                 end_code=end_code,
                 started=start,
                 ended=end,
-                checkpoint=checkpoint,
+                checkpoint=time_or_none(checkpoint),
                 keeps_state=kind == WorkloadKind.NOTEBOOK,
                 forgiven=limits.at(gpus[gpu].pool, end),
             )
@@ -134,10 +141,10 @@ def _load_reserved_slots(gpus: Collection[int], period: TimestamptzRange) -> dic
     found: dict[int, list[ReservedSlots]] = defaultdict(list)
     overlapping = BoundUnit.objects.filter(slots__overlap=_slots_of(gpus), period__overlap=period)
     rows = overlapping.filter(unit__gpu__in=gpus).order_by("id")
-    for reservation, gpu, low, high, start, end in rows.values_list(
+    for reservation, gpu, low, high, began, ended in rows.values_list(
         "reservation_id", "unit__gpu_id", *_RANGE_COLUMNS
     ):
-        first = gpu * SLOTS_PER_GPU
+        first, start, end = gpu * SLOTS_PER_GPU, time_of(began), time_or_none(ended)
         found[gpu].append(ReservedSlots(reservation, low - first, high - first, start, end))
     return found
 

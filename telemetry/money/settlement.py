@@ -17,6 +17,7 @@ from scheduler.models import HostStateChange
 from telemetry.core.amounts import ZERO
 from telemetry.core.charge_model import ChargeKey, ChargePiece, floor_to_second
 from telemetry.core.corrections import ChargeCorrection, LedgerLine, find_corrections
+from telemetry.ledger.new_charges import NewCharge
 from telemetry.models import (
     Charge,
     ChargedUntil,
@@ -72,14 +73,11 @@ def _mark_settled(changes: Sequence[HostStateChange], now: datetime) -> None:
     SettledStateChange.objects.bulk_create(rows, ignore_conflicts=True)
 
 
-def copy_of(line: Charge, now: datetime, **changes: Any) -> Charge:
-    """Return an unsaved line with the columns of ``line``, except ``changes``. It corrects ``line``."""
-    columns = {
-        entry.attname: getattr(line, entry.attname)
-        for entry in Charge._meta.concrete_fields
-        if entry.attname not in ("id", "corrects_id", "reversal", "created_at")
-    }
-    return Charge(**columns | changes, corrects_id=line.pk, created_at=now)
+def copy_of(line: Charge, now: datetime, **changes: Any) -> NewCharge:
+    """Return a new line with the columns of ``line``, except ``changes``. It corrects ``line``."""
+    columns = {name: getattr(line, name) for name in NewCharge._fields}
+    own = {"corrects_id": line.pk, "reversal": False, "created_at": now}
+    return NewCharge(**columns | own | changes)
 
 
 def correct_gpu_charges(
@@ -154,13 +152,12 @@ def _write_correction(
     ]
     rows = reversals + charge_rows(instead, now)
     create_missing_statements({row.month for row in rows})
-    set_cause(rows, cause)
-    insert_charges(rows, now)
+    insert_charges(with_cause(rows, cause), now)
 
 
-def set_cause(rows: Sequence[Charge], cause: CorrectionCause) -> None:
-    for row in rows:
-        row.cause_code, row.cause_numbers = cause.code, cause.numbers
+def with_cause(rows: Sequence[NewCharge], cause: CorrectionCause) -> list[NewCharge]:
+    """Return the lines with the late fact that caused them."""
+    return [row._replace(cause_code=cause.code, cause_numbers=cause.numbers) for row in rows]
 
 
 def _first_overlapping_line(piece: ChargePiece, originals: Sequence[Charge]) -> Charge:
@@ -168,13 +165,18 @@ def _first_overlapping_line(piece: ChargePiece, originals: Sequence[Charge]) -> 
     return next(line for line in originals if line.start < piece.end and line.end > piece.start)
 
 
-def reversal_of(line: Charge, closed: set[date], now: datetime) -> Charge:
-    """Return an unsaved line that cancels ``line``.
+def reversal_of(line: Charge, closed: set[date], now: datetime) -> NewCharge:
+    """Return a new line that cancels ``line``.
 
     If the month of ``line`` is in ``closed``, the new line gets the current month.
     """
-    row = copy_of(line, now, reversal=True)
-    row.month = billing_calendar().month_of(now) if line.month in closed else line.month
-    row.slots, row.slot_seconds = -line.slots, -line.slot_seconds
-    row.cost, row.charged = -line.cost, -line.charged
-    return row
+    return copy_of(
+        line,
+        now,
+        reversal=True,
+        month=billing_calendar().month_of(now) if line.month in closed else line.month,
+        slots=-line.slots,
+        slot_seconds=-line.slot_seconds,
+        cost=-line.cost,
+        charged=-line.charged,
+    )

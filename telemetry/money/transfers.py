@@ -15,11 +15,12 @@ from functools import reduce
 from operator import or_
 
 from django.db import IntegrityError, transaction
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Max, Min, Q, QuerySet, Sum
 
 from telemetry.core.amounts import ZERO, round_amount, round_parts, split_amount
-from telemetry.core.cost_shares import CostSplit, split_parts
+from telemetry.core.cost_shares import CostShare, CostSplit, split_parts
 from telemetry.cost_centres.splits import Payer, SplitPeriod, load_splits
+from telemetry.ledger.new_charges import NewCharge
 from telemetry.models import (
     Charge,
     ChargeBucketChoices,
@@ -31,7 +32,7 @@ from telemetry.models import (
 from telemetry.money.charge_rows import insert_charges
 from telemetry.money.correction_causes import split_cause
 from telemetry.money.evidence_locks import lock_for_update
-from telemetry.money.settlement import PieceKey, copy_of, piece_key, reversal_of, set_cause
+from telemetry.money.settlement import PieceKey, copy_of, piece_key, reversal_of, with_cause
 
 LINES_PER_TRANSACTION = 2000
 TRANSACTIONS_PER_RUN = 20
@@ -56,6 +57,7 @@ def settle_cost_centres(now: datetime) -> int:
 
     Returns the number of reversed lines.
     """
+    _settle_right_payers(now)
     reversed_count = 0
     for _ in range(TRANSACTIONS_PER_RUN):
         if not _due_shares(now).exists():
@@ -89,6 +91,74 @@ def moved_amounts(payer: Payer, split: CostSplit, valid_from: datetime) -> list[
     after = {share.code: part for share, part in zip(split, parts, strict=True)}
     codes = sorted(before.keys() | after.keys())
     return [MovedAmount(code, before.get(code, ZERO), after.get(code, ZERO)) for code in codes]
+
+
+def _settle_right_payers(now: datetime) -> None:
+    """Mark the due shares of all payers without wrong lines as settled, with one pass over the lines.
+
+    A payer whose lines cannot be judged by their first and last start keeps its marks.
+    """
+    due = _due_shares(now)
+    if not due.exists():
+        return
+    with transaction.atomic():
+        # Wait for charges that were computed with the former split and are not committed yet.
+        lock_for_update()
+        shares = list(due)
+        payers = {Payer(share.project_id, share.pool_id) for share in shares}
+        splits = load_splits(
+            {payer.project for payer in payers if payer.project is not None},
+            {payer.pool for payer in payers if payer.pool is not None},
+        )
+        unsure = {
+            group.payer
+            for group in _charged_groups(min(share.valid_from for share in shares))
+            if group.payer in payers and not _is_right(group, splits.periods(group.payer))
+        }
+        SettledShare.objects.bulk_create(
+            SettledShare(share=share, settled_at=now)
+            for share in shares
+            if Payer(share.project_id, share.pool_id) not in unsure
+        )
+
+
+@dataclass(frozen=True)
+class _ChargedGroup:
+    """Lines of a payer in one pool with one cost centre and share, and the first and last of their starts."""
+
+    payer: Payer
+    code: str
+    percent: Decimal
+    first: datetime
+    last: datetime
+
+
+def _charged_groups(since: datetime) -> list[_ChargedGroup]:
+    """Return the groups of lines with a payer that start at ``since`` or later, in open months."""
+    has_payer = Q(project__isnull=False) | Q(bucket=ChargeBucketChoices.RESERVED_UNUSED)
+    lines = _lines_of_open_months().filter(has_payer, start__gte=since)
+    rows = lines.order_by().values_list("project", "pool", "cost_centre", "share_percent")
+    return [
+        _ChargedGroup(Payer(pool=pool) if project is None else Payer(project=project), *values)
+        for project, pool, *values in rows.annotate(first=Min("start"), last=Max("start"))
+    ]
+
+
+def _is_right(group: _ChargedGroup, periods: Sequence[SplitPeriod]) -> bool:
+    """Return True if each split between the first and the last line of a group contains its share."""
+    share = CostShare(group.code, group.percent)
+    return all(
+        share in period.split
+        for period in periods
+        if period.start <= group.last and (period.end is None or group.first < period.end)
+    )
+
+
+def _lines_of_open_months() -> QuerySet[Charge]:
+    """Return the standing lines that a change of cost centres may rewrite."""
+    open_months = Statement.objects.filter(state=StatementState.OPEN).values("month")
+    lines = Charge.objects.filter(month__in=open_months, reversal=False)
+    return lines.exclude(corrections__reversal=True)
 
 
 def _due_shares(now: datetime) -> QuerySet[CostCentreShare]:
@@ -146,9 +216,7 @@ def _wrong_pieces(payer: Payer, period: SplitPeriod, since: datetime, limit: int
     """
     if limit <= 0:
         return []
-    open_months = Statement.objects.filter(state=StatementState.OPEN).values("month")
-    lines = Charge.objects.filter(_of_payer(payer), month__in=open_months, reversal=False)
-    lines = lines.filter(start__gte=max(period.start, since)).exclude(corrections__reversal=True)
+    lines = _lines_of_open_months().filter(_of_payer(payer), start__gte=max(period.start, since))
     if period.end is not None:
         lines = lines.filter(start__lt=period.end)
     right = reduce(or_, (Q(cost_centre=share.code, share_percent=share.percent) for share in period.split))
@@ -169,8 +237,8 @@ def _siblings(lines: QuerySet[Charge], wrong: Sequence[Charge]) -> list[Charge]:
     return list(lines.filter(gpu__in=gpus, start__in=starts, share_percent__lt=100))
 
 
-def _rewritten(lines: Sequence[Charge], split: CostSplit, now: datetime) -> list[Charge]:
-    """Return unsaved lines: the reversals of the lines of one piece, and the new lines of ``split``."""
+def _rewritten(lines: Sequence[Charge], split: CostSplit, now: datetime) -> list[NewCharge]:
+    """Return the reversals of the lines of one piece, and its new lines by ``split``."""
     first = lines[0]
     rows = [reversal_of(line, set(), now) for line in lines]
     parts = split_parts(
@@ -191,5 +259,4 @@ def _rewritten(lines: Sequence[Charge], split: CostSplit, now: datetime) -> list
                 charged=part.charged,
             )
         )
-    set_cause(rows, split_cause(split, was_unmapped=not first.cost_centre))
-    return rows
+    return with_cause(rows, split_cause(split, was_unmapped=not first.cost_centre))

@@ -11,16 +11,26 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
 
 from django.db import connection, transaction
 
+from telemetry.core.cost_shares import WHOLE_PERCENT
 from telemetry.core.rollup import HOUR
-from telemetry.core.usage_evidence import NOT_MEASURED, HeldUsage, hour_parts, measured_use, needs_minutes
+from telemetry.core.usage_evidence import (
+    NOT_MEASURED,
+    HeldUsage,
+    MeasuredUse,
+    UsageByBucket,
+    hour_parts,
+    measured_use,
+    needs_minutes,
+)
 from telemetry.ledger.locks import lock_ledger
+from telemetry.ledger.new_charges import NewCharge
 from telemetry.ledger.sums import update_measured_use
-from telemetry.models import Charge, EvidenceDue, Rollup
+from telemetry.models import EvidenceDue, Rollup
 from telemetry.money.evidence_locks import lock_for_update, lock_open_months
+from telemetry.sql_values import Microseconds, array_text, unnested
 
 HOURS_PER_TRANSACTION = 500
 HOURS_PER_RUN = 5_000
@@ -39,7 +49,7 @@ WHERE line.allocation_id IS NOT NULL AND NOT line.reversal
 _STORE_SQL = """
 INSERT INTO telemetry_chargeevidence AS evidence
     (charge_id, used_slot_seconds, covered_slot_seconds, updated_at)
-SELECT * FROM unnest(%s::bigint[], %s::float8[], %s::float8[], %s::timestamptz[])
+SELECT measured.*, %s FROM unnest(%s::bigint[], %s::float8[], %s::float8[]) AS measured
 ON CONFLICT (charge_id) DO UPDATE SET used_slot_seconds = excluded.used_slot_seconds,
     covered_slot_seconds = excluded.covered_slot_seconds, updated_at = excluded.updated_at
 WHERE (evidence.used_slot_seconds, evidence.covered_slot_seconds)
@@ -51,7 +61,7 @@ INSERT INTO telemetry_chargeevidence AS evidence
 SELECT reversal.id, -original.used_slot_seconds, -original.covered_slot_seconds, %s
 FROM telemetry_charge AS reversal
 JOIN telemetry_chargeevidence AS original ON original.charge_id = reversal.corrects_id
-WHERE reversal.reversal AND reversal.corrects_id = ANY(%s)
+WHERE reversal.reversal AND reversal.corrects_id = ANY(%s::bigint[])
 ON CONFLICT (charge_id) DO UPDATE SET used_slot_seconds = excluded.used_slot_seconds,
     covered_slot_seconds = excluded.covered_slot_seconds, updated_at = excluded.updated_at
 WHERE (evidence.used_slot_seconds, evidence.covered_slot_seconds)
@@ -68,22 +78,29 @@ class _HeldLine:
     slots: float  # of its share
 
 
-def write_evidence(lines: Sequence[Charge], now: datetime) -> None:
+def write_evidence(ids: Sequence[int], lines: Sequence[NewCharge], now: datetime) -> None:
     """Write the evidence of new charge lines. Call this in the transaction that inserts the lines.
 
-    Lines without an allocation have no evidence.
+    Reversals and lines without an allocation are left out. ``ids`` are the ids of the lines.
     """
     held = [
-        _held_line(line.pk, line.allocation_id, line.start, line.end, line.slots * line.share_percent / 100)
-        for line in lines
+        _held_line(pk, line.allocation_id, line.start, line.end, _slots_of(line))
+        for pk, line in zip(ids, lines, strict=True)
+        if not line.reversal
     ]
     _store([line for line in held if line is not None], now)
+
+
+def _slots_of(line: NewCharge) -> Decimal | int:
+    """Return the slots that the cost centre of a line pays."""
+    whole = line.share_percent == WHOLE_PERCENT
+    return line.slots if whole else line.slots * line.share_percent / WHOLE_PERCENT
 
 
 def write_reversed_evidence(original_ids: Collection[int], now: datetime) -> None:
     """Write the evidence of the reversals of these lines: the negative of the evidence of the lines."""
     with connection.cursor() as cursor:
-        cursor.execute(_STORE_REVERSED_SQL, [now, sorted(original_ids)])
+        cursor.execute(_STORE_REVERSED_SQL, [now, array_text(sorted(original_ids))])
 
 
 def update_due_evidence(now: datetime, *, max_hours: int = HOURS_PER_RUN) -> int:
@@ -133,7 +150,7 @@ def _update_lines_of(marks: Sequence[tuple[int, datetime]], now: datetime) -> in
 
 
 def _held_line(
-    pk: int, allocation: int | None, start: datetime, end: datetime, slots: Decimal
+    pk: int, allocation: int | None, start: datetime, end: datetime, slots: Decimal | int
 ) -> _HeldLine | None:
     if allocation is None:
         return None
@@ -144,27 +161,29 @@ def _store(lines: Sequence[_HeldLine], now: datetime) -> None:
     if not lines:
         return
     hours = _load_usage(lines, Rollup.Resolution.HOUR)
-    divided = [
-        line
-        for line in lines
-        if not hours[line.allocation]
-        or any(
-            needs_minutes(low, high, hours[line.allocation].get(hour))
-            for hour, low, high in hour_parts(line.start, line.end)
-        )
-    ]
+    divided = [line for line in lines if _needs_minutes(line, hours.get(line.allocation))]
     minutes = _load_usage(divided, Rollup.Resolution.MINUTE)
-    columns: list[list[Any]] = [[], [], [], []]
-    for line in lines:
-        use = NOT_MEASURED
-        if hours[line.allocation] or minutes[line.allocation]:
-            use = measured_use(line.start, line.end, hours[line.allocation], minutes[line.allocation])
-        columns[0].append(line.id)
-        columns[1].append(None if use.used is None else use.used * line.slots)
-        columns[2].append(use.covered * line.slots)
-        columns[3].append(now)
+    uses = [_use_of(line, hours.get(line.allocation), minutes.get(line.allocation)) for line in lines]
+    pairs = list(zip(lines, uses, strict=True))
+    ids = array_text(line.id for line in lines)
+    used = array_text(None if use.used is None else use.used * line.slots for line, use in pairs)
+    covered = array_text(use.covered * line.slots for line, use in pairs)
     with connection.cursor() as cursor:
-        cursor.execute(_STORE_SQL, columns)
+        cursor.execute(_STORE_SQL, [now, ids, used, covered])
+
+
+def _needs_minutes(line: _HeldLine, hours: UsageByBucket | None) -> bool:
+    """Return True if the rollups of hours alone do not tell the use of a line."""
+    if not hours:
+        return True
+    parts = hour_parts(line.start, line.end)
+    return any(needs_minutes(low, high, hours.get(hour)) for hour, low, high in parts)
+
+
+def _use_of(line: _HeldLine, hours: UsageByBucket | None, minutes: UsageByBucket | None) -> MeasuredUse:
+    if not hours and not minutes:
+        return NOT_MEASURED
+    return measured_use(line.start, line.end, hours or {}, minutes or {})
 
 
 def _load_usage(lines: Sequence[_HeldLine], resolution: int) -> dict[int, dict[int, HeldUsage]]:
@@ -174,13 +193,13 @@ def _load_usage(lines: Sequence[_HeldLine], resolution: int) -> dict[int, dict[i
         return found
     first = min(line.start for line in lines)
     rollups = Rollup.objects.filter(
-        allocation__in={line.allocation for line in lines},
+        allocation__in=unnested({line.allocation for line in lines}),
         resolution=resolution,
         bucket__gte=datetime.fromtimestamp(first - first % HOUR, UTC),
         bucket__lt=datetime.fromtimestamp(max(line.end for line in lines) + HOUR, UTC),
     )
     for allocation, bucket, held, covered, used in rollups.values_list(
-        "allocation_id", "bucket", "held_seconds", "covered_seconds", "utilisation_seconds"
+        "allocation_id", Microseconds("bucket"), "held_seconds", "covered_seconds", "utilisation_seconds"
     ):
-        found[allocation][int(bucket.timestamp())] = HeldUsage(held, covered, used)
+        found[allocation][bucket // 1_000_000] = HeldUsage(held, covered, used)
     return found

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from django.db import connection
 
 from telemetry.models import Rollup, RollupDue
+from telemetry.sql_values import array_text, time_array_text
 
 HELD_TOLERANCE_SECONDS = 0.001
 _ROLLUPS_PAST_END_SQL = """
@@ -99,8 +100,8 @@ def mark_rollups_past_end(ends: Mapping[int, datetime], now: datetime) -> None:
         cursor.execute(
             _ROLLUPS_PAST_END_SQL,
             {
-                "allocations": list(ends),
-                "ends": list(ends.values()),
+                "allocations": array_text(ends),
+                "ends": time_array_text(ends.values()),
                 "resolutions": [int(Rollup.Resolution.MINUTE), int(Rollup.Resolution.HOUR)],
                 "tolerance": HELD_TOLERANCE_SECONDS,
             },

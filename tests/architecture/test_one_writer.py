@@ -25,7 +25,9 @@ WRITERS = {
     "Sample": ("telemetry/ingest/binary_copy.py",),
     "SampleGap": ("telemetry/ingest/watermarks.py", "telemetry/rollups/host_hours.py"),
     "Rollup": ("telemetry/rollups/roll_up.py",),
-    "Charge": ("telemetry/money/charge_rows.py", "telemetry/money/settlement.py"),
+    # Charge lines are inserted from values of NewCharge.
+    "Charge": (),
+    "NewCharge": ("telemetry/money/charge_rows.py", "telemetry/money/settlement.py"),
     # The lines and cells of charges are written by SQL in telemetry/ledger.
     "StatementLine": ("telemetry/money/shared_idle.py",),
     "ChargeCell": ("telemetry/money/shared_idle.py",),

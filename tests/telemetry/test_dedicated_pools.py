@@ -9,6 +9,7 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from scheduler.models import Project, Team
+from telemetry.ledger.new_charges import NewCharge, insert_charge_lines
 from telemetry.models import Charge, ChargeBucketChoices, CostCentreShare, Statement
 from telemetry.money import transfers
 from telemetry.money.charges import charge_all_gpus
@@ -129,9 +130,9 @@ def test_of_two_runs_that_correct_the_same_lines_one_writes_nothing(
     lines = Charge.objects.filter(pool=world.static)
     real = transfers.reversal_of
 
-    def reversal_of_two_runs(line: Charge, closed: set[dt.date], now: dt.datetime) -> Charge:
+    def reversal_of_two_runs(line: Charge, closed: set[dt.date], now: dt.datetime) -> NewCharge:
         if not lines.filter(reversal=True).exists():
-            real(line, closed, now).save()  # the other run was faster
+            insert_charge_lines([real(line, closed, now)])  # the other run was faster
         return real(line, closed, now)
 
     before = lines.count()

@@ -141,11 +141,15 @@ def test_the_database_refuses_new_and_changed_cells_of_a_closed_month(rates: Wor
     statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
     cell = ChargeCell.objects.filter(statement__month=MARCH).first()
     assert cell is not None
-    copied = ChargeCell(line=cell.line, statement=cell.statement, day=dt.date(2026, 3, 30))
+    copied = ChargeCell(line=cell.line, statement=cell.statement, day=dt.date(2027, 3, 30))
+    statements.create_missing_statements({dt.date(2026, 4, 1)})
+    april = Statement.objects.get(month=dt.date(2026, 4, 1))
+    moved = ChargeCell.objects.create(line=cell.line, statement=april, day=dt.date(2027, 3, 29))
     for change in (
         lambda: ChargeCell.objects.filter(pk=cell.pk).update(charged_cents=0),
         lambda: ChargeCell.objects.filter(pk=cell.pk)._raw_delete(using="default"),
         lambda: ChargeCell.objects.bulk_create([copied]),
+        lambda: ChargeCell.objects.filter(pk=moved.pk).update(statement=cell.statement),
         lambda: StatementLine.objects.create(statement=Statement.objects.get(month=MARCH), bucket="used"),
     ):
         with pytest.raises(DatabaseError, match="it is closed"), transaction.atomic():

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from django.db import connection
 from django.db.models import F, Max, Sum
 
 from scheduler.models import Allocation, WorkloadKind
@@ -17,10 +18,15 @@ from telemetry.money.correction_causes import allocation_cause
 from telemetry.money.refund_limits import load_refund_limits
 from telemetry.money.settlement import correct_gpu_charges
 from telemetry.rollups.due_marks import mark_rollups_past_end
+from telemetry.sql_values import Microseconds, array_text, time_of, time_or_none, unnested
 
 # A run without a backlog ends within seconds. A correction takes as long as a thousand comparisons.
 ALLOCATIONS_AT_ONCE = 20_000
 CORRECTIONS_PER_RUN = 500
+
+_MARK_SETTLED_SQL = f"""
+INSERT INTO {SettledAllocation._meta.db_table} (settled_at, allocation_id) SELECT %s, unnest(%s::bigint[])
+ON CONFLICT DO NOTHING"""
 
 SlotSeconds = dict[str, int]  # by bucket
 
@@ -65,17 +71,15 @@ def settle_allocations(now: datetime) -> int:
         later = {each.id for each in differing[CORRECTIONS_PER_RUN:]}
         corrected += sum(_correct_charges(each, now) for each in differing[:CORRECTIONS_PER_RUN])
         compared += len(differing)
-        SettledAllocation.objects.bulk_create(
-            [
-                SettledAllocation(allocation_id=each.id, settled_at=now)
-                for each in waiting
-                if each.id not in later
-            ],
-            ignore_conflicts=True,
-        )
+        _mark_settled([each.id for each in waiting if each.id not in later], now)
         if len(waiting) < ALLOCATIONS_AT_ONCE:
             break
     return corrected
+
+
+def _mark_settled(allocations: Collection[int], now: datetime) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(_MARK_SETTLED_SQL, [now, array_text(allocations)])
 
 
 def _load_waiting() -> list[_EndedAllocation]:
@@ -92,22 +96,23 @@ def _load_waiting() -> list[_EndedAllocation]:
             "unit__gpu__pool_id",
             "slots__startswith",
             "slots__endswith",
-            "period__startswith",
-            "period__endswith",
+            Microseconds("period__startswith"),
+            Microseconds("period__endswith"),
             "end_code",
-            "run__checkpoint_at",
+            Microseconds("run__checkpoint_at"),
             "workload__kind",
         )[:ALLOCATIONS_AT_ONCE]
     )
     found = list(rows)
     limits = load_refund_limits({row[2] for row in found})
     waiting = []
-    for pk, gpu, pool, low, high, start, end, end_code, checkpoint, kind in found:
+    for pk, gpu, pool, low, high, began, ended, end_code, checkpoint, kind in found:
+        start, end = time_of(began), time_of(ended)
         lost = lost_time(
             end_code=end_code,
             started=start,
             ended=end,
-            checkpoint=checkpoint,
+            checkpoint=time_or_none(checkpoint),
             keeps_state=kind == WorkloadKind.NOTEBOOK,
             forgiven=limits.at(pool, end),
         )
@@ -117,7 +122,7 @@ def _load_waiting() -> list[_EndedAllocation]:
 
 def _charged_slot_seconds(allocations: Collection[int]) -> dict[int, SlotSeconds]:
     """Return the charged slot-seconds after reversals, by allocation id and bucket, without zeros."""
-    rows = Charge.objects.filter(allocation__in=allocations).values_list("allocation", "bucket")
+    rows = Charge.objects.filter(allocation__in=unnested(allocations)).values_list("allocation", "bucket")
     found: dict[int, SlotSeconds] = defaultdict(dict)
     for allocation, bucket, total in rows.annotate(total=Sum("slot_seconds")).order_by():
         if total:
