@@ -104,7 +104,9 @@ def _settle_right_payers(now: datetime) -> None:
     with transaction.atomic():
         # Wait for charges that were computed with the former split and are not committed yet.
         lock_for_update()
-        shares = list(due)
+        shares = list(due)  # a concurrent run may have settled them
+        if not shares:
+            return
         payers = {Payer(share.project_id, share.pool_id) for share in shares}
         splits = load_splits(
             {payer.project for payer in payers if payer.project is not None},
