@@ -47,7 +47,7 @@ def unchecked(model: str, help_text: str = "") -> models.ForeignKey:
 
 
 class Migration(migrations.Migration):
-    dependencies = [("telemetry", "0017_statement_line_days")]
+    dependencies = [("telemetry", "0018_rehearsals_and_unusual_spend")]
 
     operations = [
         migrations.RunSQL(GUARDS),
