@@ -7,12 +7,21 @@ from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 
+from django.db import connection
 from django.db.models import QuerySet
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.core.amounts import MICRO, round_amount
 from telemetry.core.charge_model import HELD_BUCKETS
 from telemetry.models import Statement, StatementLine, StatementState
+
+_FREEZE_SQL = """
+UPDATE telemetry_statementline line SET pool_name = frozen.pool_name, team_name = frozen.team_name,
+    project_name = frozen.project_name, gpu_hours = frozen.gpu_hours,
+    covered_share = frozen.covered_share, used_share = frozen.used_share
+FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::numeric[], %s::float8[], %s::float8[])
+    AS frozen (id, pool_name, team_name, project_name, gpu_hours, covered_share, used_share)
+WHERE line.id = frozen.id"""
 
 
 @dataclass(frozen=True)
@@ -79,14 +88,14 @@ def entries_of_rows(statement: Statement, rows: Iterable[StatementLine]) -> list
 
 def freeze_lines(statement: Statement) -> None:
     """Copy names, GPU-hours and shares into the lines of a statement that is being closed."""
-    rows = list(_with_names(statement))
-    for row in rows:
-        entry = _open_entry(row)
-        row.pool_name, row.team_name, row.project_name = entry.pool, entry.team, entry.project
-        row.gpu_hours = entry.gpu_hours
-        row.covered_share, row.used_share = entry.covered_share, entry.used_share
-    columns = ["pool_name", "team_name", "project_name", "gpu_hours", "covered_share", "used_share"]
-    StatementLine.objects.bulk_update(rows, columns, batch_size=1_000)
+    rows = []
+    for line in _with_names(statement):
+        entry = _open_entry(line)
+        shares = (entry.covered_share, entry.used_share)
+        rows.append((line.pk, entry.pool, entry.team, entry.project, entry.gpu_hours, *shares))
+    if rows:
+        with connection.cursor() as cursor:
+            cursor.execute(_FREEZE_SQL, [list(column) for column in zip(*rows, strict=True)])
 
 
 def _with_names(statement: Statement) -> QuerySet[StatementLine]:
