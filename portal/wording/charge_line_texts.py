@@ -10,6 +10,7 @@ from portal.wording.pages import money_pages
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from telemetry.core.cost_shares import WHOLE_PERCENT, percent_text
 from telemetry.models import Charge, ChargeBucketChoices, Price
+from telemetry.reads.charge_line_usage import LineUsage
 
 UNCHARGED_BUCKETS = {
     "preempted": "This time is not charged: the work was lost by a preemption.",
@@ -45,6 +46,18 @@ def formula(line: Charge, seconds: int, amount: Decimal | None) -> str:
     percent = line.share_percent
     share = "" if percent == WHOLE_PERCENT else f" × {percent_text(percent)}"
     return f"{line.slots}/{SLOTS_PER_GPU} × {seconds:,} s / 3,600 × {price}{share} = {amount:f}"
+
+
+def share_text(percent: Decimal) -> str:
+    """Return the share of a cost centre, such as ``33.33 %``; "" if it pays all."""
+    return "" if percent == WHOLE_PERCENT else percent_text(percent)
+
+
+def use_text(usage: LineUsage | None) -> str:
+    """Return the measured part of the time; "" if no work held the GPU."""
+    if usage is None:
+        return ""
+    return "not measured" if usage.coverage is None else f"{usage.coverage * 100:.1f} % measured"
 
 
 def cost_centre_text(label: str, percent: Decimal) -> str:

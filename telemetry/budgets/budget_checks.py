@@ -21,7 +21,7 @@ from telemetry.budgets.accruals import uncharged_spend
 from telemetry.budgets.budget_forecasts import refresh_budget_forecasts
 from telemetry.budgets.budget_periods import next_period, period_end, period_of
 from telemetry.budgets.organisation_forecast import refresh_organisation_forecast
-from telemetry.budgets.spending import period_spend, scope_of
+from telemetry.budgets.spending import PeriodSpendQuery, period_spends, scope_of
 from telemetry.core.amounts import MICRO, round_amount
 from telemetry.core.currencies import smallest_unit
 from telemetry.cost_centres.splits import load_all_splits
@@ -70,8 +70,13 @@ def current_budgets(now: datetime) -> Iterable[Budget]:
 
 def budget_spend(budget: Budget) -> Decimal:
     """Return the spending in a budget's period so far, in the budget's measure."""
+    return period_spends([budget_query(budget)])[0]
+
+
+def budget_query(budget: Budget) -> PeriodSpendQuery:
+    """Return the query of the spending in a budget's period."""
     following = next_period(budget.period, budget.month)
-    return period_spend(scope_of(budget), budget.measure, budget.month, following)
+    return PeriodSpendQuery(scope_of(budget), budget.measure, budget.month, following)
 
 
 def _set_gates(exhausted: Sequence[tuple[Budget, Decimal]], now: datetime) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
+from typing import Any
 
 from django.db.models import Q, Sum
+from django.db.models.functions import Coalesce
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.core.amounts import ZERO
@@ -39,19 +41,68 @@ def scope_of(budget: Budget) -> SpendScope:
     return SpendScope(budget.team_id, budget.project_id, budget.cost_centre, currency)
 
 
+@dataclass(frozen=True)
+class PeriodSpendQuery:
+    """Spending to sum: of ``scope``, on the statements of the months in ``[start, end)``.
+
+    ``measure`` is a value of BudgetMeasure.
+    """
+
+    scope: SpendScope
+    measure: str
+    start: date
+    end: date
+
+
 def period_spend(scope: SpendScope, measure: str, start: date, end: date) -> Decimal:
     """Return the charged money or GPU-hours on the statements of the months in ``[start, end)``.
 
-    Money includes corrections of earlier months and shares of idle time. GPU-hours do not include corrections
-    of months before ``start``. ``measure`` is a value of BudgetMeasure.
+    ``period_spends`` says which amounts count.
     """
-    lines = StatementLine.objects.filter(statement__month__gte=start, statement__month__lt=end)
-    lines = lines.filter(_scope_filter([scope]))
-    if measure == BudgetMeasure.MONEY:
-        lines = lines.filter(currency=scope.currency)
-        return lines.aggregate(total=Sum("charged_cents"))["total"] or ZERO
-    own = lines.filter(Q(corrected_month=None) | Q(corrected_month__gte=start), bucket__in=CHARGED_BUCKETS)
-    return Decimal(own.aggregate(total=Sum("slot_seconds"))["total"] or 0) / SLOT_SECONDS_PER_GPU_HOUR
+    return period_spends([PeriodSpendQuery(scope, measure, start, end)])[0]
+
+
+def period_spends(queries: Sequence[PeriodSpendQuery]) -> list[Decimal]:
+    """Return the charged money or GPU-hours of each query, in their order. Runs one query.
+
+    Money is the amount on the statements: with corrections of earlier months and shares of idle time.
+    GPU-hours do not include corrections of months before the start.
+    """
+    if not queries:
+        return []
+    first, end = min(query.start for query in queries), max(query.end for query in queries)
+    lines = StatementLine.objects.filter(statement__month__gte=first, statement__month__lt=end)
+    rows = (
+        lines.filter(_scope_filter([query.scope for query in queries]))
+        .order_by()
+        .values_list(
+            "team_id", "project_id", "cost_centre", "currency", "statement__month", "corrected_month"
+        )
+        .annotate(
+            money=Coalesce(Sum("charged_cents"), ZERO),
+            seconds=Coalesce(Sum("slot_seconds", filter=Q(bucket__in=CHARGED_BUCKETS)), 0),
+        )
+    )
+    by_owner: dict[tuple[str, Any], list[tuple[Any, ...]]] = defaultdict(list)
+    for team, project, cost_centre, *row in rows:
+        for owner in (("team", team), ("project", project), ("cost_centre", cost_centre)):
+            by_owner[owner].append(tuple(row))
+    return [_sum_of_query(query, by_owner[_owner(query.scope)]) for query in queries]
+
+
+def _owner(scope: SpendScope) -> tuple[str, Any]:
+    if scope.team is not None:
+        return "team", scope.team
+    return ("project", scope.project) if scope.project is not None else ("cost_centre", scope.cost_centre)
+
+
+def _sum_of_query(query: PeriodSpendQuery, rows: Iterable[tuple[Any, ...]]) -> Decimal:
+    """Return the sum of rows of currency, statement month, corrected month, money and slot-seconds."""
+    inside = [row for row in rows if query.start <= row[1] < query.end]
+    if query.measure == BudgetMeasure.MONEY:
+        return sum((money for currency, _, _, money, _ in inside if currency == query.scope.currency), ZERO)
+    own = (seconds for _, _, corrected, _, seconds in inside if not corrected or corrected >= query.start)
+    return Decimal(sum(own)) / SLOT_SECONDS_PER_GPU_HOUR
 
 
 def daily_spend(

@@ -15,7 +15,7 @@ from telemetry.exports.export_model import ExportScope, MonthState
 from telemetry.models import ChargeCell, Statement, StatementLine
 from telemetry.money.billing_months import corrected_month
 from telemetry.money.statement_lines import StatementEntry, entries_of_rows, statement_lines
-from telemetry.reads.chargeback import CELL_DIMENSIONS, CHARGE_DIMENSIONS, charge_lines
+from telemetry.reads.chargeback import CELL_DIMENSIONS, charge_lines, sums_condition
 
 LINES_PER_FETCH = 5_000  # charge lines that are read from the database at once
 SUM_COLUMNS = ("slot_seconds", "covered_slot_seconds", "used_slot_seconds", "charged_cents", "cost_cents")
@@ -100,13 +100,9 @@ def _visible_rows(statement: Statement, scope: ExportScope) -> list[StatementLin
     """Return the visible statement lines. Their figures are those of the visible charges."""
     rows = statement.lines.filter(shared_out=False).select_related("pool", "team", "project")
     if scope.cells is None and not CELL_DIMENSIONS & set(scope.where):
-        return list(rows.filter(**{CHARGE_DIMENSIONS[name][0]: key for name, key in scope.where.items()}))
-    columns = {
-        name: CHARGE_DIMENSIONS[name][0] if name in CELL_DIMENSIONS else f"line__{CHARGE_DIMENSIONS[name][0]}"
-        for name in scope.where
-    }
+        return list(rows.filter(sums_condition(scope.where, from_cells=False)))
     cells = ChargeCell.objects.all() if scope.cells is None else scope.cells
-    found = cells.filter(statement=statement, **{columns[name]: key for name, key in scope.where.items()})
+    found = cells.filter(sums_condition(scope.where, from_cells=True), statement=statement)
     sums: dict[int, dict[str, Any]] = {
         row["line"]: dict(row)
         for row in found.order_by()

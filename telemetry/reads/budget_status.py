@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 
-from telemetry.budgets.budget_checks import budget_spend
+from telemetry.budgets.budget_checks import budget_query
 from telemetry.budgets.budget_periods import period_end
-from telemetry.budgets.spending import scope_of
+from telemetry.budgets.spending import period_spends, scope_of
 from telemetry.core.amounts import round_amount
 from telemetry.core.currencies import smallest_unit
 from telemetry.models import Budget, BudgetForecast, BudgetMeasure, BudgetPeriod
@@ -74,17 +74,20 @@ def find_budget_status(
 def budget_statuses(budgets: Iterable[Budget], now: datetime) -> dict[int, BudgetStatus]:
     """Return the status of each budget by its id.
 
-    The forecasts are those that the budget check stored last. Runs one query for all forecasts and one per
-    budget.
+    The forecasts are those that the budget check stored last. Runs one query for all forecasts and one for
+    all spending.
     """
     budgets = list(budgets)
     forecasts = BudgetForecast.objects.in_bulk([budget.pk for budget in budgets])
-    return {budget.pk: _status(budget, forecasts.get(budget.pk), now) for budget in budgets}
+    spending = period_spends([budget_query(budget) for budget in budgets])
+    return {
+        budget.pk: _status(budget, exact, forecasts.get(budget.pk), now)
+        for budget, exact in zip(budgets, spending, strict=True)
+    }
 
 
-def _status(budget: Budget, forecast: BudgetForecast | None, now: datetime) -> BudgetStatus:
+def _status(budget: Budget, exact: Decimal, forecast: BudgetForecast | None, now: datetime) -> BudgetStatus:
     step = smallest_unit(scope_of(budget).currency)
-    exact = budget_spend(budget)
     spent = round_amount(exact, step)
     is_over = now >= period_end(budget.period, budget.month)
     return BudgetStatus(

@@ -6,7 +6,8 @@ and a row equals the total of the table below it. Charge lines have six decimals
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -28,6 +29,7 @@ from telemetry.models import (
     StatementLine,
     StatementState,
 )
+from telemetry.money.billing_months import next_month
 from telemetry.money.pricing.billing_currencies import currency_of_month
 from telemetry.reads.usage_filters import to_gpu_hours
 
@@ -43,8 +45,12 @@ CHARGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "bucket": ("bucket", "bucket"),
     "pool": ("pool_id", "pool_name"),
 }
-CELL_DIMENSIONS = frozenset({"workload", "user"})  # a statement line does not have these columns
+CELL_DIMENSIONS = frozenset({"workload", "user", "day"})  # a statement line does not have these columns
 DRILL_DOWN = ("cost_centre", "team", "project", "type", "workload")
+# Filters that are no groupings. ``day`` is a date. ``corrected_month`` is the first day of a month,
+# ANY_MONTH for all corrections, or None for the use of the statement's own month.
+SPAN_FILTERS = ("corrected_month", "day")
+ANY_MONTH = "any"
 
 
 @dataclass(frozen=True)
@@ -118,14 +124,75 @@ class ChargeTable:
 def charge_lines(month: date, lines: QuerySet[Charge] | None = None, **where: Any) -> QuerySet[Charge]:
     """Return the lines on a month's statement, oldest first.
 
-    ``where`` maps dimensions to the wanted keys. Raises ValueError for an unknown dimension.
+    ``where`` maps filters to the wanted keys, as in ``charge_condition``. Raises ValueError for an unknown
+    filter.
     """
-    unknown = sorted(set(where) - set(CHARGE_DIMENSIONS))
-    if unknown:
-        raise ValueError(f"where: {', '.join(unknown)} is not one of {', '.join(CHARGE_DIMENSIONS)}")
     found = (Charge.objects.all() if lines is None else lines).filter(month=month)
-    found = found.filter(**{CHARGE_DIMENSIONS[name][0]: value for name, value in where.items()})
-    return found.order_by("start", "pk")
+    return found.filter(charge_condition(where)).order_by("start", "pk")
+
+
+def charge_condition(where: Mapping[str, Any]) -> Q:
+    """Return the condition of filters on charge lines. A tuple selects each of its keys.
+
+    Raises ValueError for an unknown filter.
+    """
+    _check_filters(where)
+    found = Q()
+    for name, value in where.items():
+        if name != "corrected_month":
+            found &= _equals("day" if name == "day" else CHARGE_DIMENSIONS[name][0], value)
+        elif value is None:
+            found &= Q(day__gte=F("month"))
+        elif value == ANY_MONTH:
+            found &= Q(day__lt=F("month"))
+        else:
+            found &= Q(day__gte=value, day__lt=next_month(value)) & Q(day__lt=F("month"))
+    return found
+
+
+def sums_condition(where: Mapping[str, Any], *, from_cells: bool) -> Q:
+    """Return the condition of filters on cells, or on statement lines.
+
+    Raises ValueError for an unknown filter, and for one that statement lines do not have.
+    """
+    _check_filters(where)
+    if not from_cells and CELL_DIMENSIONS & set(where):
+        raise ValueError(f"where: statement lines do not have {', '.join(CELL_DIMENSIONS & set(where))}")
+    found = Q()
+    for name, value in where.items():
+        column = sum_column(name, from_cells=from_cells)
+        if name == "corrected_month" and value == ANY_MONTH:
+            found &= Q(**{f"{column}__isnull": False})
+        else:
+            found &= _equals(column, value)
+    return found
+
+
+def any_condition(selected: Collection[Mapping[str, Any]], *, from_cells: bool) -> Q:
+    """Return the condition that at least one of several groups of filters holds, as in ``sums_condition``."""
+    if not all(selected):
+        return Q()  # no filter selects everything
+    found = Q(pk__in=[])
+    for where in selected:
+        found |= sums_condition(where, from_cells=from_cells)
+    return found
+
+
+def sum_column(name: str, *, from_cells: bool) -> str:
+    """Return the column of a filter or dimension in cells, or in statement lines."""
+    column = name if name in SPAN_FILTERS else CHARGE_DIMENSIONS[name][0]
+    return f"line__{column}" if from_cells and name not in CELL_DIMENSIONS else column
+
+
+def _equals(column: str, value: Any) -> Q:
+    return Q(**{f"{column}__in": value}) if isinstance(value, tuple) else Q(**{column: value})
+
+
+def _check_filters(where: Mapping[str, Any]) -> None:
+    known = (*CHARGE_DIMENSIONS, *SPAN_FILTERS)
+    unknown = sorted(set(where) - set(known))
+    if unknown:
+        raise ValueError(f"where: {', '.join(unknown)} is not one of {', '.join(known)}")
 
 
 def charged_lines(prefix: str = "") -> Q:
@@ -153,13 +220,39 @@ def charges_by(
     If ``charged_only`` is False, the table also includes idle, unhealthy and lost time with its cost. The
     number of queries does not depend on the path or on the number of rows.
     """
-    for name in (dimension, *where):
-        if name not in CHARGE_DIMENSIONS:
-            raise ValueError(f"dimension: {name!r} is not one of {', '.join(CHARGE_DIMENSIONS)}")
-    rows = _group_sums(dimension, month, cells, charged_only, where)
-    names = group_names(dimension, {row["group_key"] for row in rows}, month)
-    groups = [_charge_group(row, names.get(row["group_key"], "")) for row in rows]
-    groups.sort(key=lambda group: (-group.charged, group.name, str(group.key)))
+    if dimension not in CHARGE_DIMENSIONS:
+        raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(CHARGE_DIMENSIONS)}")
+    rows = _group_sums((dimension,), month, cells, charged_only, [where])
+    names = group_names(dimension, {row["key_0"] for row in rows}, month)
+    return _table(rows, [_charge_group(row, row["key_0"], names) for row in rows], month)
+
+
+def charges_by_path(
+    dimensions: Sequence[str],
+    month: date,
+    cells: QuerySet[ChargeCell] | None,
+    parents: Collection[Mapping[str, Any]],
+) -> dict[tuple[Any, ...], ChargeTable]:
+    """Return the tables below several rows of a tree of charges, by the keys of the row.
+
+    ``dimensions`` are the levels of the tree from the first one down to that of the tables. Each of
+    ``parents`` has the filters of one row. A table equals that of ``charges_by`` with these filters; a row
+    without charges has no table. The number of queries does not depend on the number of parents.
+    """
+    rows = _group_sums(tuple(dimensions), month, cells, True, parents)
+    last = f"key_{len(dimensions) - 1}"
+    names = group_names(dimensions[-1], {row[last] for row in rows}, month)
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        found[tuple(row[f"key_{at}"] for at in range(len(dimensions) - 1))].append(row)
+    return {
+        path: _table(below, [_charge_group(row, row[last], names) for row in below], month)
+        for path, below in found.items()
+    }
+
+
+def _table(rows: list[dict[str, Any]], groups: list[ChargeGroup], month: date) -> ChargeTable:
+    groups = sorted(groups, key=lambda group: (-group.charged, group.name, str(group.key)))
     own = [group for group in groups if group.corrected_month is None]
     return ChargeTable(
         own,
@@ -204,27 +297,25 @@ def _named_rows(dimension: str) -> tuple[QuerySet[Any], str]:
 
 
 def _group_sums(
-    dimension: str,
+    dimensions: tuple[str, ...],
     month: date,
     cells: QuerySet[ChargeCell] | None,
     charged_only: bool,
-    where: Mapping[str, Any],
+    selected: Collection[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return the sums of each group and corrected month.
+    """Return the sums of each group and corrected month. ``key_0``, ``key_1`` and so on are the group's keys.
 
-    The sums come from statement lines if possible. There are far fewer of these than cells.
+    ``selected`` are alternatives: the filters of one row of the table above, or of several rows. The sums
+    come from statement lines if possible. There are far fewer of these than cells.
     """
-    from_cells = cells is not None or bool(CELL_DIMENSIONS & {dimension, *where})
+    names = {*dimensions, *(name for where in selected for name in where)}
+    from_cells = cells is not None or bool(CELL_DIMENSIONS & names)
     line = "line__" if from_cells else ""
-
-    def column(name: str) -> str:
-        return CHARGE_DIMENSIONS[name][0] if name in CELL_DIMENSIONS else line + CHARGE_DIMENSIONS[name][0]
-
     found: QuerySet[Any] = StatementLine.objects.all()
     if from_cells:
         found = ChargeCell.objects.all() if cells is None else cells
     found = found.filter(**{"statement__month": month, f"{line}shared_out": False})
-    found = found.filter(**{column(name): value for name, value in where.items()})
+    found = found.filter(any_condition(selected, from_cells=from_cells))
     shared = Q(**{f"{line}idle_share": True})
     if charged_only:
         found = found.filter(charged_lines(line))
@@ -233,7 +324,7 @@ def _group_sums(
     rows = (
         found.order_by()
         .values(
-            group_key=F(column(dimension)),
+            **{f"key_{at}": F(sum_column(name, from_cells=from_cells)) for at, name in enumerate(dimensions)},
             corrected=F(f"{line}corrected_month"),
             line_currency=F(f"{line}currency"),
         )
@@ -253,11 +344,11 @@ def _group_sums(
     return [dict(row) for row in rows if row["slot_sum"] or row["charged_sum"] or row["cost_sum"]]
 
 
-def _charge_group(row: Mapping[str, Any], name: str) -> ChargeGroup:
+def _charge_group(row: Mapping[str, Any], key: Any, names: Mapping[Any, str]) -> ChargeGroup:
     apart = row["reserved_sum"] + row["shared_sum"]
     return ChargeGroup(
-        key=row["group_key"],
-        name=name,
+        key=key,
+        name=names.get(key, ""),
         corrected_month=row["corrected"],
         gpu_hours=to_gpu_hours(row["slot_sum"]),
         used=row["used_sum"],

@@ -9,10 +9,11 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Min, QuerySet
+from django.db.models.functions import TruncMonth
 
 from telemetry.models import Charge, ChargeCell
-from telemetry.reads.chargeback import charge_lines, charges_by
+from telemetry.reads.chargeback import ChargeTable, charge_lines, charges_by
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,13 @@ def correction_blocks(
     ``lines`` and ``cells`` are the charges that the viewer may see; None means all. ``where`` is the
     drill-down path, as in ``charges_by``.
     """
-    table = charges_by("cost_centre", month, cells, **where)
+    return blocks_of_table(charges_by("cost_centre", month, cells, **where), month, lines, where)
+
+
+def blocks_of_table(
+    table: ChargeTable, month: date, lines: QuerySet[Charge] | None, where: Mapping[str, Any]
+) -> list[CorrectionBlock]:
+    """Return the blocks like ``correction_blocks``, from the table by cost centre that the caller has."""
     if not table.corrections:
         return []
     causes = _causes(month, lines, where)
@@ -68,9 +75,13 @@ def _causes(
     """Return the causes by cost centre and corrected month, in the order in which they were found."""
     late = charge_lines(month, lines, **where).filter(corrects__isnull=False, day__lt=month)
     causes: dict[tuple[str, date], list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
-    rows = late.order_by("pk").values_list("cost_centre", "day", "cause_code", "cause_numbers")
-    for centre, day, code, numbers in rows:
-        cause, corrected = (code, numbers), day.replace(day=1)
-        if code and cause not in causes[centre, corrected]:
-            causes[centre, corrected].append(cause)
+    rows = (
+        late.exclude(cause_code="")
+        .order_by()
+        .values_list("cost_centre", TruncMonth("day"), "cause_code", "cause_numbers")
+        .annotate(first=Min("pk"))
+        .order_by("first")
+    )
+    for centre, corrected, code, numbers, _ in rows:
+        causes[centre, corrected].append((code, numbers))
     return causes

@@ -559,22 +559,23 @@ def test_6_the_month_adds_up_can_be_downloaded_and_is_closed_permanently(story: 
     total = charged_in_total(page)
     for column in ("Cost centre", "Team", "Project", "Workload type"):
         page.get_by_role("link", name=column, exact=True).first.click()
-        expect(page.get_by_role("columnheader", name=column)).to_be_visible()
+        expect(page.get_by_role("columnheader", name=f"{column} and below")).to_be_visible()
         assert charged_in_total(page) == total
         table = page.request.get(page.url + "&format=csv")
         assert table.status == 200 and len(table.text().splitlines()) > 2
-    # Drill down to the workloads of a project: each table sums to the row that was opened. Then open the
-    # lines of one workload.
+    # Open the first row of each level: the rows below it sum to it. Then open the lines of a workload.
     page.goto(f"{story.demo.url}/chargeback/?month={month}")
-    for column in ("Team", "Project", "Workload type", "Workload"):
-        row = page.locator(BY + " tbody tr:not(.total)").first
-        above = amount(row.locator("td:nth-child(7)").inner_text())
-        row.get_by_role("link").click()
-        expect(page.get_by_role("columnheader", name=column, exact=True)).to_be_visible()
-        assert charged_in_total(page) == above
+    for depth in range(4):
+        row = page.locator(f"{BY} tr[data-depth='{depth}'][data-path]").first
+        above = amount(row.locator("td.col-charged").inner_text())
+        row.locator("a.twisty").click()
+        expect(row.locator("a.twisty")).to_have_attribute("aria-expanded", "true")
+        below = page.locator(f"{BY} tr[data-depth='{depth + 1}'][data-path] td.col-charged").all_inner_texts()
+        if page.locator(f"{BY} tr.pager-row").count() == 0:
+            assert sum(map(amount, below), Decimal(0)) == above
     finance.check()
-    page.locator(BY + " tbody a").first.click()
-    expect(page.get_by_role("columnheader", name="GPU-hours")).to_be_visible()
+    page.locator(f"{BY} tr[data-depth='4'] td.col-name a").first.click()
+    expect(page.get_by_role("heading", name="Charge lines")).to_be_visible()
     finance.check()
 
     statement = page.request.get(f"{story.demo.url}/chargeback/{month}/export/?kind=statement")
@@ -621,14 +622,14 @@ def test_6_the_month_adds_up_can_be_downloaded_and_is_closed_permanently(story: 
 
 def charged_in_total(page: Page) -> Decimal:
     """Return the charged total of the table. Asserts that its rows sum to it."""
-    rows = page.locator(BY + " tbody tr:not(.total) td:nth-child(7)").all_inner_texts()
-    total = amount(page.locator(BY + " tr.total td:nth-child(7)").inner_text())
+    rows = page.locator(BY + " tbody td.col-charged").all_inner_texts()
+    total = amount(page.locator(BY + " tr.total td.col-charged").inner_text())
     assert sum(map(amount, rows), Decimal(0)) == total
     return total
 
 
 def amount(text: str) -> Decimal:
-    return Decimal(text.replace(",", "").strip())
+    return Decimal(text.replace(",", "").replace("−", "-").strip())
 
 
 def adds_up(page: Page) -> bool:

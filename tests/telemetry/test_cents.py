@@ -238,9 +238,9 @@ def test_a_correction_names_its_cost_centre_its_month_and_its_reason(rates: Worl
     block = blocks["CC-100"]
     assert (block.corrected_month, block.charged, block.gpu_hours) == (MARCH, Decimal("-14.40"), -6.0)
     rows = portal_reads.correction_rows(rates.finance, APRIL, {})
-    assert ["host alpha was silent 27 Mar 22:00 to 28 Mar 04:00"] in [row["causes"] for row in rows]
+    assert ["host alpha was silent 27 Mar 22:00 to 28 Mar 04:00"] in [row.causes for row in rows]
     others = portal_reads.correction_rows(rates.language.lead, APRIL, {})
-    assert [row["block"].charged for row in others if row["block"].charged] == []
+    assert [row.block.charged for row in others if row.block.charged] == []
 
 
 def test_corrected_hours_are_no_hours_of_the_month(rates: World) -> None:

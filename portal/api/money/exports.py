@@ -66,7 +66,7 @@ class ExportView(ApiView):
         first_day = requested_month(month, self.now)
         lines = policy.visible_charges(self.actor).filter(month=first_day)
         filters = {name: str(query[name]) for name in FILTERS if name in query}
-        where = named_filters(self.actor, lines, filters)
+        where = named_filters(self.actor, lines, filters, first_day)
         options = {name: query[name] for name in EXPORT_OPTIONS if name in query}
         download = export_download(self.actor, first_day, where, options)
         return StreamedFile(download.name, download.content_type, download.parts)

@@ -52,7 +52,13 @@ class ChargeFilters(StrictSerializer):
     type = serializers.ChoiceField(choices=WorkloadType.values, required=False)
     workload = serializers.UUIDField(required=False)
     model = serializers.CharField(max_length=60, required=False)
-    bucket = serializers.ChoiceField(choices=ChargeBucketChoices.values, required=False)
+    bucket = serializers.CharField(
+        max_length=120, required=False, help_text="a bucket, or several with commas between them"
+    )
+    day = serializers.CharField(max_length=10, required=False, help_text="a billing day, such as 2026-03-12")
+    corrected_month = serializers.CharField(
+        max_length=7, required=False, help_text="the corrected month, such as 2026-02; any; or none"
+    )
 
 
 class ChargeQuery(ChargeFilters, PageQuery):

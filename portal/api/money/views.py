@@ -27,7 +27,7 @@ from portal.services.money import budgets, months, rate_card
 from portal.wording.charge_scope_texts import usage_scope_sentence
 from portal.wording.pages import api_answers
 from telemetry.models import Price, Statement
-from telemetry.reads.chargeback import CHARGE_DIMENSIONS
+from telemetry.reads.chargeback import charge_condition
 from telemetry.reads.usage_by_group import usage_by
 from telemetry.reads.usage_filters import UsageFilters
 
@@ -92,12 +92,12 @@ class ChargeListView(ApiView):
         """List the charge lines that you may see, newest first."""
         query = self.validated_query(shapes.ChargeQuery)
         rows = policy.visible_charges(self.actor)
-        if "month" in query:
-            rows = rows.filter(month=requested_month(query["month"], self.now))
+        month = requested_month(query["month"], self.now) if "month" in query else None
+        if month is not None:
+            rows = rows.filter(month=month)
         given = {name: str(query[name]) for name in FILTERS if name in query}
-        for name, key in named_filters(self.actor, rows, given).items():
-            rows = rows.filter(**{CHARGE_DIMENSIONS[name][0]: key})
-        lines = rows.select_related("pool").order_by("-start", "-pk")
+        lines = rows.filter(charge_condition(named_filters(self.actor, rows, given, month)))
+        lines = lines.select_related("pool").order_by("-start", "-pk")
         response = self.list_response(lines, shapes.ChargeShape, query)
         response.data["scope"] = shapes.ChargeScopeShape(charge_scope(self.actor)).data
         return response

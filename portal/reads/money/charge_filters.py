@@ -15,13 +15,22 @@ from django.db.models import Q, QuerySet
 from portal import policy
 from portal.input_checks import InputChecks, display_value
 from portal.models import Membership, User
+from portal.reads.money.charged_months import parse_month
 from portal.wording.pages import money_pages
 from scheduler.models import Pool, Project, Team, Workload, WorkloadType
 from telemetry.models import Charge, ChargeBucketChoices, CostCentreShare
-from telemetry.reads.chargeback import CHARGE_DIMENSIONS, DRILL_DOWN
+from telemetry.money.billing_months import next_month
+from telemetry.reads.chargeback import (
+    ANY_MONTH,
+    CHARGE_DIMENSIONS,
+    DRILL_DOWN,
+    SPAN_FILTERS,
+    charge_condition,
+)
 
 # Filters in the order in which they are applied. The drill-down comes last, in the order of its levels.
-FILTERS = (*(name for name in CHARGE_DIMENSIONS if name not in DRILL_DOWN), *DRILL_DOWN)
+FILTERS = (*SPAN_FILTERS, *(name for name in CHARGE_DIMENSIONS if name not in DRILL_DOWN), *DRILL_DOWN)
+NO_MONTH = "none"  # value of ``corrected_month`` that selects the use of the statement's own month
 MAX_KEY_LENGTH = 80
 MAX_ID_DIGITS = 18
 
@@ -74,7 +83,10 @@ def checked_filters(viewer: User, month: date, given: Mapping[str, str]) -> dict
     lines = policy.visible_charges(viewer).filter(month=month)
     where: dict[str, Any] = {}
     for name in FILTERS:
-        if name in given and given[name] == "":
+        if name in LIST_FILTERS:
+            if name in given:
+                where[name] = _list_filter(checks, name, given[name], lines, month)
+        elif name in given and given[name] == "":
             where[name] = None if name in VISIBLE_OBJECTS else ""
         elif name in given:
             found = _parse_key(name, given[name])
@@ -85,19 +97,74 @@ def checked_filters(viewer: User, month: date, given: Mapping[str, str]) -> dict
     return where
 
 
-def named_filters(viewer: User, lines: QuerySet[Charge], given: Mapping[str, str]) -> dict[str, Any]:
+def named_filters(
+    viewer: User, lines: QuerySet[Charge], given: Mapping[str, str], month: date | None = None
+) -> dict[str, Any]:
     """Return the filters like ``checked_filters``, but from the names in the API, such as a team's slug.
 
-    ``lines`` are the visible charges. They may be limited to one month. Raises Invalid.
+    ``lines`` are the visible charges: of ``month``, or of all months if it is None. Raises Invalid.
     """
     checks = InputChecks()
     where = {
-        name: _only_visible(checks, viewer, lines, name, given[name], _keys_of_name(name, given[name]))
+        name: _list_filter(checks, name, given[name], lines, month)
+        if name in LIST_FILTERS
+        else _only_visible(checks, viewer, lines, name, given[name], _keys_of_name(name, given[name]))
         for name in FILTERS
         if name in given
     }
     checks.done()
     return where
+
+
+def _list_filter(
+    checks: InputChecks, name: str, text: str, lines: QuerySet[Charge], month: date | None
+) -> Any:
+    """Return the value of a filter in LIST_FILTERS. Otherwise, note a problem."""
+    try:
+        return LIST_FILTERS[name](text, lines, month)
+    except ValueError:
+        sentence = money_pages.FILTER_UNKNOWN.format(
+            field=name, given=display_value(text), allowed=money_pages.ALLOWED_FILTERS[name]
+        )
+        checks.note(name, text[:MAX_KEY_LENGTH], sentence)
+        return None
+
+
+def _buckets(text: str, lines: QuerySet[Charge], month: date | None) -> str | tuple[str, ...]:
+    """Return a bucket, or a tuple of several. Raises ValueError for an unknown bucket."""
+    names = tuple(text.split(","))
+    if any(name not in ChargeBucketChoices.values for name in names):
+        raise ValueError("bucket: unknown")
+    return names[0] if len(names) == 1 else names
+
+
+def _day(text: str, lines: QuerySet[Charge], month: date | None) -> date:
+    """Return a day of the month, or of a month that it corrects. Raises ValueError for another text."""
+    if len(text) != len("2026-03-12") or not text.isascii():
+        raise ValueError("day: not a date")
+    day = date.fromisoformat(text)
+    is_own = month is None or month <= day < next_month(month)
+    if not is_own and not lines.filter(day=day).exists():
+        raise ValueError("day: in no month of the statement")
+    return day
+
+
+def _corrected_month(text: str, lines: QuerySet[Charge], month: date | None) -> date | str | None:
+    """Return the corrected month as ``charge_condition`` names it. Raises ValueError for an unknown month."""
+    if text in (ANY_MONTH, NO_MONTH):
+        return ANY_MONTH if text == ANY_MONTH else None
+    corrected = parse_month(text)
+    if corrected is None or not lines.filter(charge_condition({"corrected_month": corrected})).exists():
+        raise ValueError("corrected_month: not corrected")
+    return corrected
+
+
+# Filters whose values are no keys of objects: (text, visible lines, month) -> the value for ``where``.
+LIST_FILTERS: dict[str, Callable[[str, QuerySet[Charge], date | None], Any]] = {
+    "bucket": _buckets,
+    "corrected_month": _corrected_month,
+    "day": _day,
+}
 
 
 def _only_visible(
@@ -165,8 +232,6 @@ def _is_visible(viewer: User, name: str, key: int | str) -> bool:
         return VISIBLE_OBJECTS[name](viewer).filter(pk=key).exists()
     if name == "type":
         return key in WorkloadType.values
-    if name == "bucket":
-        return key in ChargeBucketChoices.values
     if name == "cost_centre":
         return CostCentreShare.objects.filter(code=key, project__in=_projects(viewer)).exists()
     return policy.visible_gpus(viewer).filter(model=key).exists()

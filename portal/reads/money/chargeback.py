@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -12,7 +14,7 @@ from portal import policy
 from portal.models import User
 from portal.wording import budget_texts, money_texts
 from portal.wording.pages import correction_texts, money_pages
-from scheduler.models import Gpu, Pool, Workload
+from scheduler.models import Gpu, Pool
 from telemetry.budgets.budget_periods import period_of
 from telemetry.core.amounts import ZERO
 from telemetry.core.currencies import decimals_of
@@ -31,9 +33,11 @@ from telemetry.money import shared_idle, statements
 from telemetry.money.pricing.billing_currencies import currency_of_month
 from telemetry.money.refund_limits import load_refund_limits
 from telemetry.reads.budget_status import BudgetStatus, budget_statuses
-from telemetry.reads.chargeback import group_names
-from telemetry.reads.corrections import correction_blocks
+from telemetry.reads.chargeback import ChargeTable, charges_by, group_names
+from telemetry.reads.corrections import CorrectionBlock, blocks_of_table
 from telemetry.reads.prices import load_current_prices
+
+MAX_CAUSES = 3  # causes of one row; its charge lines name all of them
 
 
 def statement_of(month: date) -> Statement | None:
@@ -126,18 +130,32 @@ def dimension_name(dimension: str, key: Any, month: date) -> str:
     return group_names(dimension, [key], month).get(key) or str(key)
 
 
-def correction_rows(viewer: User, month: date, where: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the visible corrections of closed months, each with a sentence for every cause."""
-    blocks = correction_blocks(month, policy.visible_charges(viewer), policy.visible_cells(viewer), **where)
+@dataclass(frozen=True)
+class CorrectionRow:
+    """The corrections of a closed month for one cost centre, with a sentence for each shown cause."""
+
+    block: CorrectionBlock
+    causes: list[str]
+    more_causes: int
+
+
+def correction_rows(
+    viewer: User, month: date, where: Mapping[str, Any], table: ChargeTable | None = None
+) -> list[CorrectionRow]:
+    """Return the visible corrections of closed months, each with at most MAX_CAUSES causes.
+
+    ``table`` is the table by cost centre with these filters, if the caller has it.
+    """
+    if table is None:
+        table = charges_by("cost_centre", month, policy.visible_cells(viewer), **where)
     return [
-        {"block": block, "causes": [correction_texts.cause_sentence(*cause) for cause in block.causes]}
-        for block in blocks
+        CorrectionRow(
+            block=block,
+            causes=[correction_texts.cause_sentence(*cause) for cause in block.causes[:MAX_CAUSES]],
+            more_causes=max(0, len(block.causes) - MAX_CAUSES),
+        )
+        for block in blocks_of_table(table, month, policy.visible_charges(viewer), where)
     ]
-
-
-def charged_workload(viewer: User, pk: int | None) -> Workload | None:
-    """Return the workload of a charge line; None if the viewer may not see its page."""
-    return policy.visible_workloads(viewer).filter(pk=pk).first() if pk is not None else None
 
 
 def pools() -> QuerySet[Pool]:

@@ -25,7 +25,7 @@ def requested_month(text: str, now: datetime) -> date:
     Raises Invalid if the text is no month, or if the month is before the first charge or in the future.
     """
     first, last = first_charged_month(now), month_of(now)
-    month = _parse_month(text)
+    month = parse_month(text)
     if month is None or not first <= month <= last:
         words = money_pages.MONTH_NOT_CHARGED if month else money_pages.NOT_A_MONTH
         given = display_value(text)
@@ -33,7 +33,8 @@ def requested_month(text: str, now: datetime) -> date:
     return month
 
 
-def _parse_month(text: str) -> date | None:
+def parse_month(text: str) -> date | None:
+    """Return the first day of a month such as ``2026-03``; None if the text is no month."""
     year, _, number = text.partition("-")
     if (
         len(text) != 7

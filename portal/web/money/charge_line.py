@@ -37,6 +37,7 @@ def charge_line_page(request: HttpRequest, pk: int) -> HttpResponseBase:
         "currency": detail.currency,
         "bucket": charge_line_texts.bucket_label(line),
         "gpus": Decimal(line.slots) / SLOTS_PER_GPU,
+        "share": charge_line_texts.share_text(line.share_percent),
         "formula": charge_line_texts.formula(line, detail.seconds, detail.amount),
         "sentences": charge_line_texts.amount_sentences(detail.is_charged, line.bucket, detail.rounding),
         "facts": _facts(detail),
@@ -66,13 +67,17 @@ def _facts(detail: ChargeLineDetail) -> list[dict[str, Any]]:
         ("Project", line.project_name, ""),
         ("Person", line.user_name, ""),
         ("Workload", run, _workload_url(detail.workload)),
-        ("Allocation", line.allocation_id, ""),
+        ("Allocation", line.allocation_id, _attempt_url(detail)),
         ("Reservation", reservation, _reservation_url(detail)),
         ("Pool", line.pool.name, ""),
         ("GPU", _gpu_text(detail), reverse("host", args=[detail.host.name]) if detail.host else ""),
-        ("Price", charge_line_texts.price_in_force(line.price), reverse("rate-card")),
-        *((money_texts.factor_label(row), f"{row.factor:f}", reverse("rate-card")) for row in detail.factors),
+        ("Price", charge_line_texts.price_in_force(line.price), _rate_url("price", line.price_id)),
+        *(
+            (money_texts.factor_label(row), f"{row.factor:f}", _rate_url("factor", row.pk))
+            for row in detail.factors
+        ),
         ("Time", f"{grouped(detail.seconds)} s, {short_duration(detail.seconds)}", ""),
+        ("Use", charge_line_texts.use_text(detail.usage), "#usage"),
     ]
     if detail.sees_cost:
         facts.append(("Owner's cost", f"{line.cost:f}", ""))
@@ -93,6 +98,17 @@ def _workload_url(workload: Workload | None) -> str:
     if workload is None:
         return ""
     return reverse("notebook" if workload.kind == "notebook" else "job", args=[workload.public_id])
+
+
+def _attempt_url(detail: ChargeLineDetail) -> str:
+    """Return the address of the attempt of the allocation on the page of its workload."""
+    url = _workload_url(detail.workload)
+    return f"{url}?tab=attempts#attempt-{detail.attempt}" if url and detail.attempt else ""
+
+
+def _rate_url(kind: str, pk: int | None) -> str:
+    """Return the address of a price or a factor on the rate card."""
+    return reverse("rate-card") + (f"#{kind}-{pk}" if pk else "")
 
 
 def _reservation_url(detail: ChargeLineDetail) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import date
+from collections.abc import Mapping
+from datetime import date, datetime
 from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
@@ -10,74 +11,61 @@ from django.shortcuts import render
 from django.utils import timezone
 
 from portal import policy
+from portal.models import User
 from portal.reads.money import chargeback as reads
-from portal.reads.money.charge_scope import ChargeScope, charge_scope
+from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.charged_months import first_charged_month
 from portal.reads.money.closing.close_panel import close_and_unusual
-from portal.web.money.charge_drill_down import (
-    DIMENSION_LABELS,
-    breadcrumbs,
-    drill_down_filters,
-    group_choices,
-    group_row,
-    grouping_dimension,
-    requested_format,
-    workload_charge_lines,
-)
 from portal.web.money.chargeback_csv import charge_groups_csv
-from portal.web.money.exports import export_choices
+from portal.web.money.charges.addresses import breadcrumbs, lines_url, requested_filters, requested_format
+from portal.web.money.charges.lines import charge_lines_under, correction_page, no_charges
+from portal.web.money.charges.tree import tree_context
+from portal.web.money.charges.tree_address import TREE_PARAMETERS, tree_address
+from portal.web.money.exports import export_menu
 from portal.web.money.months import month_or_404, offset_month
 from portal.web.page.access import current_user, sign_in_required
+from portal.web.page.organisation import current_organisation
 from telemetry.money.billing_months import billing_calendar, month_bounds, month_of, next_month
 from telemetry.reads.chargeback import charges_by
 
+PARAMETERS = ("month", *TREE_PARAMETERS, "page", "corrections", "format")
 
-# Not split: the function builds one dict for the page, whose values share the month and the filters.
+
 @sign_in_required
 def chargeback(request: HttpRequest) -> HttpResponseBase:
-    """Render the charges of ``?month=``.
+    """Render the charges of ``?month=`` as a tree, which ``charges/tree.py`` describes.
 
-    They are grouped by ``?by=``. With filters, the group is the level that follows the last filter.
+    If the filters reach a workload, the page is the list of its charge lines.
     """
     user, now = current_user(request), timezone.now()
     month, scope = month_or_404(request.GET.get("month"), now), charge_scope(user)
     if scope.kind == "none":
-        return _no_charges(request, month, scope)
-    cells = policy.visible_cells(user)
-    where = drill_down_filters(request, user, month)
-    dimension, wanted = grouping_dimension(request, where), requested_format(request)
-    if dimension is None:
-        return workload_charge_lines(request, month, where, scope, now)
-    table = charges_by(dimension, month, cells, **where)
+        return no_charges(request, month, scope)
+    where = requested_filters(request, user, month, PARAMETERS)
+    address, wanted = tree_address(request, where), requested_format(request)
+    if not address.levels:
+        return charge_lines_under(request, month, where, scope, now)
     if wanted == "csv":
-        return charge_groups_csv(table, dimension, month, scope, policy.sees_owner_cost(user))
-    see_all = policy.may(user, "charges.see_all")
-    statement = reads.statement_of(month)
+        table = charges_by(address.by, month, policy.visible_cells(user), **where)
+        return charge_groups_csv(table, address.by, month, scope, policy.sees_owner_cost(user))
+    budgets = reads.budget_rows(user, month, now)
     context: dict[str, Any] = {
-        "month": month,
-        "previous": offset_month(month, -1) if month > first_charged_month(now) else None,
-        "next": next_month(month) if next_month(month) <= month_of(now) else None,
-        "closed": statement is not None and statement.state == "closed",
-        "statement": statement,
-        "see_all": see_all,
-        "conservation": reads.conservation_equation(month) if see_all and not where else None,
-        "table": table,
+        **tree_context(user, month, where, address, budgets, now),
+        **_month_context(user, month, where, now),
+        "budgets": budgets,
+        "path": breadcrumbs(month, where),
+        "lines_url": lines_url(month, where),
+        "scope": scope,
+        "organisation": getattr(current_organisation(request), "name", ""),
+    }
+    table = context["table"]
+    context |= {
+        "exports": export_menu(user, month, where, scope, is_closed=context["closed"]),
         "currency": table.currency,
         "other_currencies": table.charged_in_other_currencies,
-        "corrections": reads.correction_rows(user, month, where) if table.corrections else [],
-        "rows": [group_row(request, group, dimension) for group in table.groups],
-        "dimension": DIMENSION_LABELS[dimension],
-        "exports": export_choices(request, f"{month:%Y-%m}", scope),
-        "choices": group_choices(request, dimension) if not where else [],
-        "path": breadcrumbs(request, month, where),
-        "budgets": reads.budget_rows(user, month, now),
-        "may_price": policy.may(user, "price.change"),
-        "may_budget": policy.may(user, "budget.change"),
-        "simulated": reads.is_simulated(month),
-        "period": month_bounds(month),
-        "zone": billing_calendar().zone_name(month),
-        "scope": scope,
-        "now": now,
+        "corrections": correction_page(
+            request, month, where, table, table if address.by == "cost_centre" else None
+        ),
     }
     context |= close_and_unusual(
         user, month, now, closed=context["closed"], equation=context["conservation"], filtered=bool(where)
@@ -85,8 +73,20 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     return render(request, "manage/chargeback.html", context)
 
 
-def _no_charges(request: HttpRequest, month: date, scope: ChargeScope) -> HttpResponseBase:
-    """Render the page of a viewer who may see no charges. Raises NotAllowed for a download."""
-    if "format" in request.GET:
-        policy.require(current_user(request), "charges.see_all")
-    return render(request, "manage/chargeback_none.html", {"month": month, "scope": scope})
+def _month_context(user: User, month: date, where: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    """Return what the page shows about the month itself: its state, its checks and its neighbours."""
+    see_all = policy.may(user, "charges.see_all")
+    statement, is_over = reads.statement_of(month), month < month_of(now)
+    return {
+        "month": month,
+        "previous": offset_month(month, -1) if month > first_charged_month(now) else None,
+        "next": next_month(month) if is_over else None,
+        "closed": statement is not None and statement.state == "closed",
+        "statement": statement,
+        "see_all": see_all,
+        "conservation": reads.conservation_equation(month) if see_all and not where else None,
+        "simulated": reads.is_simulated(month),
+        "period": month_bounds(month),
+        "zone": billing_calendar().zone_name(month),
+        "now": now,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -14,8 +15,10 @@ from portal.input_checks import display_value
 from portal.models import User
 from portal.reads.money.charge_filters import FILTERS, checked_filters
 from portal.reads.money.charge_scope import ChargeScope
+from portal.reads.money.export_counts import MAX_COUNTED_LINES, export_counts
 from portal.reads.money.exports import EXPORT_OPTIONS, export_download
 from portal.streamed_file import StreamedFile
+from portal.web.money.filter_query import filter_query
 from portal.web.money.months import month_or_404
 from portal.web.page.access import InvalidAddress, address_checks, current_user, sign_in_required
 from portal.wording.pages import export_texts, money_pages
@@ -43,21 +46,46 @@ def send_export(user: User, month: date, where: Mapping[str, Any], given: Mappin
     return StreamedFile(download.name, download.content_type, download.parts)
 
 
-def export_choices(request: HttpRequest, month: str, scope: ChargeScope) -> list[dict[str, Any]]:
-    """Return the exports of a month that the viewer may download, for the menu: label, note and URL.
+@dataclass(frozen=True)
+class ExportMenu:
+    """The menu of exports: a title, and the choices with label, note, icon and URL.
 
-    Each has the filters of the page. Kinds without filters are offered only if the page has none.
+    ``provisional`` marks the files of an open month; it is empty for a closed one.
     """
-    filters = {name: request.GET[name] for name in FILTERS if name in request.GET}
+
+    title: str
+    provisional: str
+    choices: list[dict[str, str]]
+    footer: str
+
+
+def export_menu(
+    user: User, month: date, where: Mapping[str, Any], scope: ChargeScope, *, is_closed: bool
+) -> ExportMenu:
+    """Return the exports of a month that the viewer may download, with the filters of the page.
+
+    Kinds without filters are offered only if the page has none.
+    """
+    counts = export_counts(user, month, where)
+    lines = export_texts.rows_text(counts.charge_lines, MAX_COUNTED_LINES)
+    notes = {
+        "statement": export_texts.rows_text(counts.statement_lines, counts.statement_lines),
+        "lines": lines,
+        "xlsx": lines,
+        "pdf-zip": export_texts.files_text(counts.cost_centres),
+    }
     choices = []
     for name, (label, note) in export_texts.KIND_LABELS.items():
         kind = EXPORT_KINDS[name]
         needed = {"cost_centre"} if kind.one_cost_centre else set()
-        if kind.whole_only and (scope.kind != "all" or set(filters) != needed):
+        if kind.whole_only and (scope.kind != "all" or set(where) != needed):
             continue
-        query = request.GET.copy()
-        query.clear()
-        query.update({"kind": name, **filters})
-        url = f"{reverse('export', args=[month])}?{query.urlencode()}"
-        choices.append({"label": label, "note": note, "url": url})
-    return choices
+        url = f"{reverse('export', args=[f'{month:%Y-%m}'])}?{filter_query(None, where, kind=name)}"
+        icon = "file" if name.startswith("pdf") else "download"
+        choices.append({"label": label, "note": notes.get(name, note), "url": url, "icon": icon})
+    return ExportMenu(
+        title=export_texts.menu_title(month, is_closed),
+        provisional="" if is_closed else export_texts.PROVISIONAL,
+        choices=choices,
+        footer=export_texts.CHECKED,
+    )

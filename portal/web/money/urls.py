@@ -3,6 +3,8 @@
 from django.urls import path
 
 from portal.web.money import budgets, charge_line, chargeback, exports, idle_payer, rate_card, utilisation
+from portal.web.money.charges import lines as charge_lines
+from portal.web.money.charges import tree as charge_tree
 from portal.web.money.closing import billing_settings, cost_centre_statements, month_close, unusual_spend
 from portal.web.money.cost_centres import import_page
 from portal.web.money.cost_centres import views as centre_views
@@ -30,6 +32,8 @@ urlpatterns = [
     ),
     path("chargeback/unusual/<int:pk>/", unusual_spend.explain, name="unusual-spend"),
     path("chargeback/<str:month>/idle/", idle_payer.idle_payer, name="idle-payer"),
+    path("chargeback/rows/", charge_tree.charge_tree_rows, name="charge-tree-rows"),
+    path("chargeback/lines/", charge_lines.charge_lines_page, name="charge-lines"),
     path("chargeback/lines/<int:pk>/", charge_line.charge_line_page, name="charge-line"),
     path("chargeback/<str:month>/close/", month_close.month_close, name="month-close"),
 ]

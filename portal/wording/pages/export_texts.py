@@ -1,5 +1,9 @@
 """Texts about exports of charges."""
 
+from __future__ import annotations
+
+from datetime import date
+
 # Label of each kind of export, with a short description, in the order of the menu.
 KIND_LABELS = {
     "statement": ("CSV of statement lines", "to the cent"),
@@ -16,6 +20,28 @@ KIND_LABELS = {
     "focus-1.2-cost-and-usage": ("FOCUS 1.2 CostAndUsage, CSV", "for programs without 1.4"),
     "focus-1.2-cost-and-usage-parquet": ("FOCUS 1.2 CostAndUsage, Parquet", "the same rows with types"),
 }
+CHECKED = "The last line of each CSV file has its row count and SHA-256 digest."
+PROVISIONAL = "provisional"
+
+
+def rows_text(count: int, most: int) -> str:
+    """Return the number of rows, such as "2,847 rows" or "more than 100,000 rows"."""
+    if count > most:
+        return f"more than {most:,} rows"
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def files_text(count: int) -> str:
+    """Return the number of files of an archive, such as "6 files, ZIP"."""
+    return "1 file, ZIP" if count == 1 else f"{count:,} files, ZIP"
+
+
+def menu_title(month: date, is_closed: bool) -> str:
+    """Return the title of the menu, such as "November 2026 so far, as this page shows it"."""
+    so_far = "" if is_closed else " so far"
+    return f"{month:%B %Y}{so_far}, with the filters of this page"
+
+
 DECIMAL_IS_SEPARATOR = "decimal is 'comma', which is also the separator; allowed: separator semicolon or tab."
 NO_FILTER = "{field} is a filter; allowed: no filters, because {kind} contains all charges."
 COST_CENTRE_MISSING = "{field} is missing; allowed: the code of the cost centre whose {kind} you want."

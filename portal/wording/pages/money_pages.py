@@ -16,7 +16,12 @@ ALLOWED_FILTERS = {
     "user": "a person whose charges you may see",
     "pool": "a pool that you may see",
     "model": "the model of a GPU that you may see, such as H100-80GB",
-    "bucket": ("used, reserved_unused, preempted, hardware_lost, unallocated, unhealthy or maintenance"),
+    "bucket": (
+        "used, reserved_unused, preempted, hardware_lost, unallocated, unhealthy or maintenance, or several "
+        "with commas between them"
+    ),
+    "day": "a day of the month, or of a month that it corrects, such as 2026-03-12",
+    "corrected_month": "a month that the statement corrects, such as 2026-02, any or none",
 }
 PARAMETER_UNKNOWN = "{given} is not a parameter of this page; allowed: {allowed}."
 FORMAT_UNKNOWN = "format is {given}; allowed: {allowed}."

@@ -34,7 +34,7 @@ from telemetry.exports.focus.queries import (
 )
 from telemetry.exports.focus.row_values import FocusSource
 from telemetry.models import Charge, StatementLine
-from telemetry.reads.chargeback import CELL_DIMENSIONS, CHARGE_DIMENSIONS, charge_lines
+from telemetry.reads.chargeback import CELL_DIMENSIONS, charge_lines, sums_condition
 
 IDS_PER_QUERY = 50_000  # charge lines that one query formats and sorts
 # Every join is one of equal keys. With a nested loop, a wrong estimate would read all statement lines for
@@ -189,12 +189,11 @@ def _visible_charges(facts: FocusMonth, scope: ExportScope) -> str:
 def _idle_lines(facts: FocusMonth, scope: ExportScope) -> list[int]:
     """Return the ids of the statement lines of shared idle time that an export contains."""
     lines = StatementLine.objects.filter(statement=facts.statement, idle_share=True)
-    where = {CHARGE_DIMENSIONS[name][0]: value for name, value in scope.where.items()}
     if CELL_DIMENSIONS & set(scope.where):
-        return []  # nobody's work caused idle time
+        return []  # a row of shared idle time has no person, workload or day
     if scope.cells is not None:
         lines = lines.filter(pk__in=scope.cells.filter(statement=facts.statement).values("line"))
-    return sorted(lines.filter(**where).values_list("pk", flat=True))
+    return sorted(lines.filter(sums_condition(scope.where, from_cells=False)).values_list("pk", flat=True))
 
 
 def _parameters(facts: FocusMonth, scope: ExportScope) -> dict[str, Any]:

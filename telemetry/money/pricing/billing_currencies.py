@@ -41,6 +41,9 @@ def currency_at(moment: datetime) -> Coalesce:
 
 
 def currency_of_month(month: date) -> str:
-    """Return the currency of a month. A closed month keeps the currency of its statement."""
+    """Return the currency of a month. A closed month keeps the currency of its statement. Runs one query."""
     closed = Statement.objects.filter(month=month, state=StatementState.CLOSED).exclude(currency="")
-    return closed.values_list("currency", flat=True).first() or load_billing_currencies().of(month)
+    started = BillingCurrency.objects.filter(first_month__lte=month).order_by("-first_month")
+    found = closed.annotate(rank=Value(0)).values_list("rank", "currency")
+    rows = found.union(started.annotate(rank=Value(1)).values_list("rank", "currency")[:1])
+    return min(rows, default=(0, DEFAULT_CURRENCY))[1]

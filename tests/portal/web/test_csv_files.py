@@ -13,7 +13,7 @@ from django.urls import reverse
 
 from portal.models import AuditEvent
 from portal.web.money import utilisation_charts
-from portal.web.money.charge_drill_down import GROUP_CHOICES
+from portal.web.money.charges.tree_address import GROUPINGS
 from scheduler.models import Gpu, Pool, Project, Team, Workload
 from tests.portal.charged_january import MONTH, charge_of, charged
 from tests.portal.web.work_samples import make_waiting
@@ -44,7 +44,7 @@ def cells(download: Any) -> list[str]:
 def addresses(work: Workload) -> list[tuple[str, dict[str, str]]]:
     """Return the address and the query of every CSV file."""
     chargeback, period = reverse("chargeback"), {"start": "2026-01-01", "end": "2026-02-01"}
-    groups = [(chargeback, {"month": MONTH, "format": "csv", "by": by}) for by, _ in GROUP_CHOICES]
+    groups = [(chargeback, {"month": MONTH, "format": "csv", "by": by}) for by in GROUPINGS]
     lines = (chargeback, {"month": f"{work.submitted_at:%Y-%m}", "format": "csv", "workload": str(work.pk)})
     exports = [(reverse("export", args=[MONTH]), {"kind": kind}) for kind in ("statement", "lines")]
     charts = [

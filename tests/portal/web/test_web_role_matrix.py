@@ -125,6 +125,8 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "chargeback": ("GET", ALL),
     "chargeback-days": ("GET", (200, 200, 200, 200, 403, 403, 200, 200)),
     "chargeback-changes": ("GET", (200, 200, 200, 200, 403, 403, 200, 200)),
+    "charge-lines": ("GET", ALL),
+    "charge-tree-rows": ("GET", (200, 200, 200, 200, 403, 403, 200, 200)),
     # The line is one of vision's member.
     "charge-line": ("GET", (200, 404, 200, 404, 404, 404, 200, 200)),
     "rate-card": ("GET", ALL),

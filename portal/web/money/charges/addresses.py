@@ -1,0 +1,90 @@
+"""Read the filters of charges from an address, and make addresses with filters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date
+from typing import Any
+
+from django.http import HttpRequest
+from django.urls import reverse
+
+from portal.input_checks import display_value
+from portal.models import User
+from portal.reads.money import chargeback as reads
+from portal.reads.money.charge_filters import FILTERS, checked_filters
+from portal.web.money.filter_query import corrected_text, filter_query
+from portal.web.page.access import InvalidAddress, address_checks
+from portal.wording.pages import money_pages
+
+DIMENSION_LABELS = {
+    "cost_centre": "Cost centre",
+    "team": "Team",
+    "project": "Project",
+    "user": "Person",
+    "workload": "Workload",
+    "type": "Workload type",
+    "pool": "Pool",
+    "model": "Model",
+    "bucket": "Bucket",
+    "day": "Day",
+    "corrected_month": "Corrected month",
+}
+FORMATS = ("csv",)
+
+
+def requested_filters(
+    request: HttpRequest, viewer: User, month: date, parameters: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the filters in the query string, by name.
+
+    ``parameters`` are the other parameters of the page. Raises InvalidAddress for an unknown parameter, and
+    for a value that does not exist or that the viewer may not see.
+    """
+    known = (*parameters, *FILTERS)
+    unknown = [name for name in request.GET if name not in known]
+    if unknown:
+        given, allowed = display_value(unknown[0]), ", ".join(known)
+        raise InvalidAddress(money_pages.PARAMETER_UNKNOWN.format(given=given, allowed=allowed))
+    with address_checks():
+        return checked_filters(viewer, month, request.GET)
+
+
+def requested_format(request: HttpRequest) -> str:
+    """Return the format of ``?format=``; "" for the page. Raises InvalidAddress for an unknown format."""
+    return requested_choice(request, "format", FORMATS, "")
+
+
+def requested_choice(request: HttpRequest, name: str, allowed: tuple[str, ...], default: str) -> str:
+    """Return the value of a parameter. Raises InvalidAddress if it is not one of ``allowed``."""
+    given = request.GET.get(name) or default
+    if given != default and given not in allowed:
+        words = money_pages.FILTER_UNKNOWN
+        raise InvalidAddress(words.format(field=name, given=display_value(given), allowed=", ".join(allowed)))
+    return given
+
+
+def lines_url(month: date, where: Mapping[str, Any]) -> str:
+    """Return the address of the charge lines with these filters."""
+    return f"{reverse('charge-lines')}?{filter_query(month, where)}"
+
+
+def breadcrumbs(month: date, where: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the steps from the month to these filters, each with its label and address."""
+    steps = [{"label": f"{month:%B %Y}", "url": f"{reverse('chargeback')}?{filter_query(month, {})}"}]
+    path: dict[str, Any] = {}
+    for name, value in where.items():
+        path[name] = value
+        label = f"{DIMENSION_LABELS[name]} {_value_label(name, value, month)}"
+        steps.append({"label": label, "url": f"{reverse('chargeback')}?{filter_query(month, path)}"})
+    return steps
+
+
+def _value_label(name: str, value: Any, month: date) -> str:
+    if name == "corrected_month":
+        return f"{value:%B %Y}" if isinstance(value, date) else corrected_text(value)
+    if name == "day":
+        return f"{value:%-d %B %Y}"
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return reads.dimension_name(name, value, month)

@@ -1,0 +1,39 @@
+"""Write the filters of charges into an address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date
+from typing import Any
+
+from django.http import QueryDict
+
+from portal.reads.money.charge_filters import NO_MONTH
+
+
+def filter_text(value: Any) -> str:
+    """Return the value of a filter as an address has it."""
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "" if value is None else str(value)
+
+
+def filter_query(month: date | None, where: Mapping[str, Any], **other: str) -> str:
+    """Return the query string, without "?", that selects the charges of a month with these filters.
+
+    ``other`` are further parameters of the page. Without a month, the path of the address names it.
+    """
+    query = QueryDict(mutable=True)
+    if month is not None:
+        query["month"] = f"{month:%Y-%m}"
+    for name, value in where.items():
+        query[name] = corrected_text(value) if name == "corrected_month" else filter_text(value)
+    query.update(other)
+    return query.urlencode(safe="/,")
+
+
+def corrected_text(value: Any) -> str:
+    """Return the value of the filter ``corrected_month`` as an address has it."""
+    if value is None:
+        return NO_MONTH
+    return f"{value:%Y-%m}" if isinstance(value, date) else str(value)
