@@ -79,14 +79,10 @@ def _sums(
     """Return the charges of a month before the day ``until``; None means of the whole month."""
     names = {*dimensions, *(name for where in selected for name in where)}
     from_lines = cells is None and until is None and not CELL_DIMENSIONS & names
-    found: QuerySet[Any] = ChargeCell.objects.all() if cells is None else cells
-    if from_lines:
-        found = StatementLine.objects.all()
-    elif cells is None and not (CELL_DIMENSIONS - {"day"}) & names:
-        found = StatementLineDay.objects.all()
-    line = "" if from_lines else "line__"
+    found = StatementLine.objects.all() if from_lines else _cells_or_days(names, cells)
     if until is not None:
         found = found.filter(day__lt=until)
+    line = "" if from_lines else "line__"
     found = found.filter(
         charged_lines(line),
         any_condition(selected, from_cells=not from_lines),
@@ -95,3 +91,11 @@ def _sums(
     keys = {f"key_{at}": F(sum_column(name, from_cells=not from_lines)) for at, name in enumerate(dimensions)}
     rows = found.order_by().values(**keys).annotate(charged_sum=Sum("charged_cents"))
     return {tuple(row[name] for name in keys): row["charged_sum"] for row in rows}
+
+
+def _cells_or_days(names: Collection[str], cells: QuerySet[ChargeCell] | None) -> QuerySet[Any]:
+    """Return the days of statement lines if they have the columns ``names``, otherwise the visible cells."""
+    if cells is not None:
+        return cells
+    only_cells_have = CELL_DIMENSIONS - {"day"}
+    return ChargeCell.objects.all() if only_cells_have & set(names) else StatementLineDay.objects.all()

@@ -121,11 +121,11 @@ def test_one_level_takes_the_same_number_of_queries_however_many_rows_are_open(
     client = Client()
     client.force_login(world.finance)
     counts = []
-    for opened in (["CC-vision"], ["CC-vision", "CC-static"]):
+    for opened in (["CC-vision"], ["CC-vision"], ["CC-vision", "CC-static"]):  # the first one fills caches
         with CaptureQueriesContext(connection) as queries:
             client.get(reverse("chargeback"), {"month": MONTH, "open": opened})
         counts.append(len(queries))
-    assert counts[0] == counts[1]
+    assert counts[1] == counts[2]
 
 
 @pytest.mark.parametrize("column", reads.SORT_COLUMNS)
