@@ -79,7 +79,7 @@ def _sums(
     """Return the charges of a month before the day ``until``; None means of the whole month."""
     names = {*dimensions, *(name for where in selected for name in where)}
     from_lines = cells is None and until is None and not CELL_DIMENSIONS & names
-    found = StatementLine.objects.all() if from_lines else _cells_or_days(names, cells)
+    found: QuerySet[Any] = StatementLine.objects.all() if from_lines else _cells_or_days(names, cells)
     if until is not None:
         found = found.filter(day__lt=until)
     line = "" if from_lines else "line__"
