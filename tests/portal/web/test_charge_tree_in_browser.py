@@ -78,9 +78,7 @@ def test_a_heading_sorts_and_a_search_opens_the_way_to_a_workload(page: Page) ->
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_tree_fits_a_phone_and_keeps_name_charge_and_budget(
-    page: Page, theme: Any, request: pytest.FixtureRequest
-) -> None:
+def test_the_tree_fits_a_phone_and_keeps_name_charge_and_budget(page: Page, theme: Any) -> None:
     page.emulate_media(color_scheme=theme)
     for width in (390, 1280, 1920):
         page.set_viewport_size({"width": width, "height": 900})
@@ -89,7 +87,6 @@ def test_the_tree_fits_a_phone_and_keeps_name_charge_and_budget(
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         expect(page.locator(f"{TREE} th.col-charged")).to_be_visible()
         expect(page.locator(f"{TREE} th.col-used")).to_be_visible(visible=width > 390)
-        page.screenshot(path=f"/tmp/h_tree_shots/tree-{theme}-{width}.png", full_page=True)
 
 
 def test_the_menu_of_exports_opens_inside_the_window(page: Page) -> None:
