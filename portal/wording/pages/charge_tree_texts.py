@@ -43,17 +43,15 @@ def since_heading(before: date) -> str:
     return f"Since {before:%b}"
 
 
-def since_days(before: date, days: int | None) -> str:
+def since_days(before: date, days: int | None, *, is_compared: bool) -> str:
     """Return the sentence about the compared days, such as "Since Oct: the first 22 days of each month."."""
-    if days is None:
-        return f"Since {before:%b}: against all of {before:%B %Y}."
     if days == 0:
         return f"Since {before:%b}: from the second day of the month on."
-    return (
-        f"Since {before:%b}: the first {days} days of each month."
-        if days > 1
-        else f"Since {before:%b}: day 1."
-    )
+    if not is_compared:
+        return f"Since {before:%b}: {before:%B %Y} can't be compared."
+    if days is None:
+        return f"Since {before:%b}: against all of {before:%B %Y}."
+    return f"Since {before:%b}: the first {'day' if days == 1 else f'{days} days'} of each month."
 
 
 def correction_name(corrected_month: date) -> str:

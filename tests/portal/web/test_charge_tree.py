@@ -280,6 +280,15 @@ def test_the_finding_names_the_largest_row_and_the_budgets_that_are_exceeded() -
     assert charge_tree_texts.finding([], [], []) == ("", "")
 
 
+def test_the_page_says_which_days_are_compared(world: World, charged: Workload) -> None:
+    assert "December 2025 can&#x27;t be compared" in get(world.finance).content.decode()
+    february = get(world.finance, month="2026-02").content.decode()
+    assert "Since Jan: against all of January 2026." in february
+    assert charge_tree_texts.since_days(JANUARY, 22, is_compared=True).endswith(
+        "first 22 days of each month."
+    )
+
+
 def test_the_page_finds_the_largest_row(world: World, charged: Workload) -> None:
     largest = max(whole_tree(world.finance).nodes, key=lambda node: node.group.charged)
     assert f"{largest.group.key} is the largest" in get(world.finance).content.decode()

@@ -76,7 +76,9 @@ def tree_context(
         else "",
         "search_fields": _search_fields(month, where, address),
         "clear_url": f"?{filter_query(month, where, by=address.by)}",
-        "since_days": charge_tree_texts.since_days(previous_month(month), tree.days),
+        "since_days": charge_tree_texts.since_days(
+            previous_month(month), tree.days, is_compared=tree.since is not None
+        ),
         "parts_add_up": charge_tree_texts.PARTS_ADD_UP,
         "budget_column": charge_tree_texts.BUDGET_COLUMN,
         "groupings": [
