@@ -43,10 +43,11 @@ def is_compared(month: date, days: int | None) -> bool:
 
     At least one day is compared, the month before has a statement, and both have the same currency.
     """
-    former = previous_month(month)
-    if days == 0 or not Statement.objects.filter(month=former).exists():
+    if days == 0:
         return False
-    return currency_of_month(former) == currency_of_month(month)
+    former = previous_month(month)
+    has_statement = Statement.objects.filter(month=former).exists()
+    return has_statement and currency_of_month(former) == currency_of_month(month)
 
 
 def charges_before(
