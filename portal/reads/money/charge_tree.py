@@ -228,6 +228,21 @@ def tree_scale(table: ChargeTable) -> Decimal:
     return max((group.charged for group in table.groups), default=ZERO)
 
 
+def corrected_statements(viewer: User, table: ChargeTable) -> dict[tuple[Any, date], str]:
+    """Return the numbers of the visible statements that the corrections of a table by cost centre correct.
+
+    They are by the code of the cost centre and the corrected month. Runs one query if there are corrections.
+    """
+    months = {row.corrected_month for row in table.corrections if row.corrected_month}
+    if not months:
+        return {}
+    rows = policy.visible_documents(viewer).filter(
+        statement__month__in=months, cost_centre__in={row.key for row in table.corrections}
+    )
+    found = rows.order_by("-number").values_list("cost_centre", "statement__month", "number")
+    return {(code, month): number for code, month, number in found}
+
+
 def budget_uses(month: date, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, Any], BudgetUse]:
     """Return the budgets of a month by dimension and key: ``("team", 5)``, ``("cost_centre", "CC-1")``.
 

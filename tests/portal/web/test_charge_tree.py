@@ -315,6 +315,7 @@ def test_corrections_have_rows_of_their_own_that_lead_to_their_lines(rates: Worl
     rows, table = answer.context["rows"], answer.context["table"]
     (row,) = [row for row in rows if row["kind"] == "correction" and row["group"].charged]
     assert (row["name"], row["group"].charged) == ("Correction of March 2026", Decimal("-14.40"))
+    assert row["number"] == "2026-03/CC-100/1" and row["statement"] in answer.content.decode()
     assert sum(each["group"].charged for each in rows) == table.charged
     client = Client()
     client.force_login(rates.finance)

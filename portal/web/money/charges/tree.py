@@ -22,6 +22,7 @@ from portal.reads.money.charge_tree import (
     budget_uses,
     charge_level,
     charge_tree,
+    corrected_statements,
     tree_scale,
 )
 from portal.web.money.charges.addresses import lines_url, requested_filters
@@ -58,7 +59,8 @@ def tree_context(
         tree = charge_tree(user, month, query, budget_uses(month, budgets), now)
     except UnknownPathError as error:
         raise invalid_path(path_text(error.path)) from error
-    links = TreeLinks(month, where, address)
+    numbers = corrected_statements(user, tree.table) if address.by == "cost_centre" else {}
+    links = TreeLinks(month, where, address, numbers)
     main, rest = finding(tree)
     return {
         "tree": tree,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -33,6 +33,7 @@ class TreeLinks:
     month: date
     where: Mapping[str, Any]
     address: TreeAddress
+    statements: Mapping[tuple[Any, date], str] = field(default_factory=dict)  # of corrected months
 
     def page(self, opened: Mapping[tuple[Any, ...], int] | None = None, sort: str = "") -> str:
         """Return the address of the page with other open rows or another order."""
@@ -143,7 +144,10 @@ def node_name(dimension: str, group: ChargeGroup) -> str:
 
 def _correction_row(links: TreeLinks, node: TreeNode, correction: ChargeGroup) -> dict[str, Any]:
     assert correction.corrected_month is not None
+    number = links.statements.get((correction.key, correction.corrected_month), "")
     return {
+        "number": number,
+        "statement": reverse("cost-centre-statement", args=[number]) if number else "",
         "kind": "correction",
         "depth": len(node.path) - 1,
         "group": correction,
