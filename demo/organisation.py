@@ -22,8 +22,9 @@ from portal.models import Membership, Organisation, Template, User
 from portal.services.money.billing_currency import set_first_currency
 from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.model.snapshot import Priority
 from scheduler.models import Host, Pool, Project, Quota, Team
-from telemetry.models import Budget, CostCentre, CostCentreShare, Price
+from telemetry.models import Budget, CostCentre, CostCentreShare, Price, PriceFactor
 
 TIME_ZONE = "Europe/Berlin"
 H100, A100 = "H100-80GB", "A100-80GB"
@@ -63,6 +64,9 @@ PROJECTS = (
     ("climate", "nowcast", "Nowcasting", "CC-6300"),
     ("climate", "era5", "Reanalysis surrogate", "CC-6310"),
 )
+# project, and the percents of its cost centres from the first of this month on
+SHARED_PROJECT = "mri-foundation"
+SHARES_OF_PROJECT = (("CC-4110", "70"), ("CC-4100", "30"))
 # code, name, postal address, purchase order reference
 COST_CENTRES = (
     ("CC-4100", "Vascular imaging", "Institute of Imaging\nHospital Street 3\n10117 Berlin", "PO-2201"),
@@ -97,6 +101,7 @@ PRICES = (
         "15,000 EUR over 5 years, 0.5 kW x PUE 1.3 x 0.22 EUR/kWh, 0.65 EUR/h room, people and network",
     ),
 )
+LOW_PRIORITY_FACTOR = "0.8"  # on the price of low-priority work in shared pools, from the first of this month
 # user, given name, family name, organisation role, memberships
 USERS: tuple[tuple[str, str, str, str, tuple[tuple[str, str], ...]], ...] = (
     ("researcher", "Mara", "Klein", "", (("imaging", "member"),)),
@@ -119,6 +124,11 @@ def first_of_last_month(now: datetime) -> datetime:
     """
     year, month = (now.year, now.month - 1) if now.month > 1 else (now.year - 1, 12)
     return datetime(year, month, 1, tzinfo=UTC)
+
+
+def first_of_this_month(now: datetime) -> datetime:
+    """Return midnight UTC on the first day of the present month."""
+    return datetime(now.year, now.month, 1, tzinfo=UTC)
 
 
 def create_organisation(
@@ -204,6 +214,15 @@ def _create_teams_and_projects(now: datetime) -> dict[str, Team]:
         CostCentreShare.objects.create(
             project=project, code=code, valid_from=first_of_last_month(now), created_at=now
         )
+    shared = Project.objects.get(slug=SHARED_PROJECT)
+    for code, percent in SHARES_OF_PROJECT:
+        CostCentreShare.objects.create(
+            project=shared,
+            code=code,
+            percent=Decimal(percent),
+            valid_from=first_of_this_month(now),
+            created_at=now,
+        )
     return teams
 
 
@@ -250,6 +269,13 @@ def _create_prices_and_budgets(teams: dict[str, Team], now: datetime) -> None:
             note=note,
             created_at=now,
         )
+    PriceFactor.objects.create(
+        priority=Priority.LOW,
+        factor=Decimal(LOW_PRIORITY_FACTOR),
+        valid_from=first_of_this_month(now),
+        note="low priority may wait longer",
+        created_at=now,
+    )
     this_month = now.date().replace(day=1)
     for slug, amount in (("imaging", "12000"), ("folding", "16000"), ("climate", "14000")):
         for month in (start.date(), this_month):

@@ -170,6 +170,7 @@ def _write_workloads(
             units=piece.units,
             models_wanted=[stream.model],
             profile=stream.profile,
+            priority=piece.priority,
             preemptible=stream.preemptible,
             max_runtime_seconds=piece.limit_seconds,
             predicted_seconds=max(60, piece.limit_seconds // 2),

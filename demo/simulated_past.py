@@ -190,6 +190,7 @@ def _to_arrival(
         submitted=_to_seconds(piece.at),
         max_runtime_seconds=piece.limit_seconds,
         predicted_seconds=max(60, piece.limit_seconds // 2),
+        priority=piece.priority,
         preemptible=stream.preemptible,
         may_borrow=stream.preemptible,
     )

@@ -17,11 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from scheduler.core.model.snapshot import Priority
+
 HOUR_SECONDS = 3600
 
 # Relative rate of submissions in each hour of the local day, from 0 to 23.
 SUBMISSION_RATE_BY_HOUR = (3, 2, 2, 1, 1, 1, 2, 4, 8, 12, 14, 14, 11, 12, 14, 14, 13, 12, 9, 7, 6, 6, 5, 4)
 WEEKEND_RATE = 0.35
+LOW_PRIORITY_NAMES = ("dose-sweep", "nowcast-eval")  # work that can wait
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,11 @@ class DemandedWork:
     runtime_seconds: int
     limit_seconds: int
     utilisation: float
+
+    @property
+    def priority(self) -> Priority:
+        """Return the priority that its user chose."""
+        return Priority.LOW if self.name in LOW_PRIORITY_NAMES else Priority.NORMAL
 
 
 DEMAND_STREAMS = (

@@ -23,7 +23,6 @@ READS_ALL_SOURCES = "tests/architecture"
 TESTS_OF_FOLDER = {
     ".ci": "tests/house",
     "config": "tests/house",
-    "demo": "tests/portal",
     "deploy": "tests/agent",
     "examples": "tests/agent",
     "run": "tests/house",

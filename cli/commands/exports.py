@@ -28,6 +28,7 @@ PART_BYTES = 1 << 20
 @click.option("--separator", type=click.Choice(["comma", "semicolon", "tab"]), help="Of a CSV file.")
 @click.option("--decimal", type=click.Choice(["point", "comma"]), help="Decimal sign of a CSV file.")
 @click.option("--cost-centre", help="Only the charges of this cost centre.")
+@click.option("--currency", help="Of the statement of a cost centre (kind pdf) that has several.")
 @click.option("--team", help="Only the charges of this team.")
 @click.option("--project", help="Only the charges of this project: team/project.")
 @click.option("--user", help="Only the charges of this person.")

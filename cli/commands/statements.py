@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from urllib.parse import quote
 
 import click
@@ -96,13 +97,21 @@ def check_month(session: CliSession, month: str, audit: bool) -> None:
     return output.print_line(f"The month {'is over' if found['over'] else 'ends at ' + found['ends_at']}.")
 
 
+def _step_of_close(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the argument and the options of both steps of a close. They are fields of the request too."""
+    for option in (
+        click.option("--missing-samples-reason", default="", help="Why to close it without missing samples."),
+        click.option("--why", default="", help="For the audit log."),
+        click.argument("month"),
+    ):
+        function = option(function)
+    return function
+
+
 @command(statement, "propose")
-@click.argument("month")
-@click.option("--why", default="", help="For the audit log.")
-@click.option("--missing-samples-reason", default="", help="Why the month is closed without missing samples.")
-def propose_month(session: CliSession, month: str, why: str, missing_samples_reason: str) -> None:
+@_step_of_close
+def propose_month(session: CliSession, month: str, **body: str) -> None:
     """Propose to close a month. Another person closes it within three days."""
-    body = {"why": why, "missing_samples_reason": missing_samples_reason}
     row = session.client.post(f"statements/{quote(month)}/propose/", body)
     output.print_json(row) if session.json else output.print_line(
         f"Proposed. Another person can close {month} until {row['expires_at']}."
@@ -110,12 +119,9 @@ def propose_month(session: CliSession, month: str, why: str, missing_samples_rea
 
 
 @command(statement, "close")
-@click.argument("month")
-@click.option("--why", default="", help="For the audit log.")
-@click.option("--missing-samples-reason", default="", help="Why the month is closed without missing samples.")
-def close_month(session: CliSession, month: str, why: str, missing_samples_reason: str) -> None:
+@_step_of_close
+def close_month(session: CliSession, month: str, **body: str) -> None:
     """Close a past month for good: run its checks and make its statements."""
-    body = {"why": why, "missing_samples_reason": missing_samples_reason}
     row = session.client.post(f"statements/{quote(month)}/close/", body)
     output.print_json(row) if session.json else output.print_line(
         f"{month} is closed. Digest {row['digest']}."

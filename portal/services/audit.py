@@ -53,6 +53,20 @@ def record(
     )
 
 
+def record_change(
+    *, target: models.Model, before: dict[str, Any], actor: User, via: str, now: datetime, verb: str, why: str
+) -> AuditEvent:
+    """Write the audit record of a change of one row, inside the transaction of the change.
+
+    ``before`` are the audited fields of the row before the change. The record has the same fields as they are
+    now.
+    """
+    after = audited_fields(target, *before)
+    return record(
+        actor=actor, via=via, now=now, verb=verb, target=target, before=before, after=after, why=why
+    )
+
+
 def _target_name(target: models.Model) -> str:
     """Return the name that people use for the row.
 

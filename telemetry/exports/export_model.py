@@ -71,7 +71,7 @@ class ExportOptions:
 
     ``currency`` is that of the month. ``issuer``, the name of the organisation, is that of an open month.
     ``cause_sentence`` turns the cause of a correction into a sentence. ``texts`` are needed for statements of
-    cost centres.
+    cost centres. ``document_currency`` is that of the statement, for kinds with ``one_cost_centre``.
     """
 
     dialect: CsvDialect = PLAIN_CSV
@@ -79,6 +79,7 @@ class ExportOptions:
     issuer: str = ""
     cause_sentence: Callable[[str, Mapping[str, Any]], str] = no_sentence
     texts: DocumentTexts | None = None
+    document_currency: str = ""
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,8 @@ def test_a_wrong_option_is_refused_with_the_allowed_values(
 ) -> None:
     answer = export(gpupool, charged_now, tmp_path / "x", "--decimal", "comma")
     assert answer.code == 1 and "allowed: separator semicolon or tab" in answer.err
+    answer = export(gpupool, charged_now, tmp_path / "x", "--currency", "EUR")
+    assert answer.code == 1 and "allowed: no currency, because lines contains" in answer.err
     month = f"{charged_now.now:%Y-%m}"
     wrong = gpupool("export", "--month", month, "--kind", "docx", "-o", str(tmp_path / "x"))
     assert wrong.code == 1 and "allowed: statement, lines, xlsx" in wrong.err

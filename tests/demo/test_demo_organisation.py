@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import pytest
 from django.test import Client
@@ -11,8 +13,9 @@ from django.urls import reverse
 from demo import organisation
 from portal.models import User
 from scheduler.core.model.slots import SLOTS_PER_GPU
+from scheduler.core.model.snapshot import Priority
 from scheduler.models import Host, Quota
-from telemetry.models import Price
+from telemetry.models import CostCentreShare, Price, PriceFactor
 
 pytestmark = pytest.mark.django_db
 
@@ -62,3 +65,16 @@ def test_pages_mention_simulated_history_only_if_it_exists(with_history: bool) -
     client = Client()
     client.force_login(User.objects.get(username="operator"))
     assert ("is simulated history" in client.get(reverse("fleet")).content.decode()) == with_history
+
+
+def test_the_present_month_has_a_price_factor_and_a_split_project() -> None:
+    organisation.create_organisation(NOW)
+    first = datetime(2026, 11, 1, tzinfo=UTC)
+    factor = PriceFactor.objects.get()
+    assert (factor.priority, factor.factor, factor.valid_from) == (Priority.LOW, Decimal("0.8"), first)
+    entries: dict[tuple[str, datetime], Decimal] = defaultdict(Decimal)
+    for share in CostCentreShare.objects.exclude(project=None):
+        entries[share.project.slug, share.valid_from] += share.percent
+    assert set(entries.values()) == {100} and entries["mri-foundation", first]
+    codes = CostCentreShare.objects.filter(valid_from=first).values_list("code", flat=True)
+    assert len(codes) == 2 and set(codes) <= {code for code, *_ in organisation.COST_CENTRES}

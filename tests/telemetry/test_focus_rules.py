@@ -289,6 +289,11 @@ def _unknown_record(rows: Files) -> None:
     rows[COST][0]["InvoiceDetailId"] = "line/9"
 
 
+def _other_currency(rows: Files) -> None:
+    for dataset in (COST, DETAIL):
+        rows[dataset][1]["BillingCurrency"] = "USD"
+
+
 def _other_period(rows: Files) -> None:
     rows[PERIOD][0]["InvoiceIssuerName"] = "Other"
 
@@ -305,6 +310,8 @@ def _other_period(rows: Files) -> None:
         (_repeat_record, "InvoiceDetailId: once in an invoice"),
         (_repeat_record, "InvoiceDetailGrain: once in an invoice"),
         (_unknown_record, "InvoiceDetailId: of CostAndUsage in InvoiceDetail"),
+        (_other_currency, "BillingCurrency: one per invoice in CostAndUsage"),
+        (_other_currency, "BillingCurrency: one per invoice in InvoiceDetail"),
         (_other_period, "BillingPeriodStart: of the billing period"),
     ],
 )

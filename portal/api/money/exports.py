@@ -33,6 +33,11 @@ class ExportQuery(ChargeFilters):
     decimal = serializers.ChoiceField(
         choices=tuple(DECIMAL_SIGNS), required=False, help_text="decimal sign of a CSV file"
     )
+    currency = serializers.CharField(
+        max_length=10,
+        required=False,
+        help_text="of the statement, for the kind ``pdf``; needed if the cost centre has several",
+    )
     checksum = serializers.ChoiceField(
         choices=CHECKSUMS, required=False, help_text="send the digest of the file instead of the file"
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
 from portal import policy
-from portal.errors import Invalid
-from portal.input_checks import InputChecks
+from portal.input_checks import InputChecks, display_value
 from portal.models import Organisation, User
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.documents import correction_reasons, visible_documents
@@ -37,7 +36,8 @@ from telemetry.reads.statement_document import StatementDocument
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t"}
 DECIMAL_SIGNS = {"point": ".", "comma": ","}
 CHECKSUMS = ("sha256",)
-EXPORT_OPTIONS = ("kind", "separator", "decimal", "checksum")  # all other parameters are filters
+# All other parameters of a request are filters.
+EXPORT_OPTIONS = ("kind", "currency", "separator", "decimal", "checksum")
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,15 @@ def export_download(
     organisation = Organisation.objects.first()
     issuer = organisation.name if organisation else ""
     options = ExportOptions(dialect, currency, issuer, cause_sentence, document_texts())
-    if kind.one_cost_centre and not month_documents(month, options, where["cost_centre"]):
-        message = export_texts.NO_STATEMENT.format(
-            field="cost_centre", given=where["cost_centre"], month=month
-        )
-        raise Invalid({"cost_centre": message}, {"cost_centre": where["cost_centre"]})
-    file_name = _file_name(kind, month, where, month_state(month, currency).label)
+    parts_of_name = [kind.name]
+    if kind.one_cost_centre:
+        code = str(where["cost_centre"])
+        currencies = document_currencies(viewer, month, code)
+        options = replace(options, document_currency=_checked_currency(given, month, code, currencies))
+        # Not every system allows other characters.
+        parts_of_name.append(re.sub(r"[^A-Za-z0-9-]+", "-", code))
+        parts_of_name += [options.document_currency] if len(currencies) > 1 else []
+    file_name = _file_name(kind, month, parts_of_name, month_state(month, currency).label)
     parts = kind.write(month, whose, options)
     if with_checksum:
         return ExportDownload(f"{file_name}.sha256", "text/plain; charset=utf-8", _checksum(file_name, parts))
@@ -103,6 +106,33 @@ def _wants_checksum(given: Mapping[str, str]) -> bool:
     checks.choice("checksum", given["checksum"], CHECKSUMS)
     checks.done()
     return True
+
+
+def document_currencies(viewer: User, month: date, code: str) -> list[str]:
+    """Return the currencies of the visible statements of a cost centre in a month, that of the month first.
+
+    People who see all charges also get those of an open month.
+    """
+    if not policy.sees_all_charges(viewer):
+        rows = visible_documents(viewer, month).filter(cost_centre=code)
+        return list(rows.values_list("currency", flat=True))
+    options = ExportOptions(currency=currency_of_month(month))
+    return [row.currency for row in month_documents(month, options, code)]
+
+
+def _checked_currency(given: Mapping[str, str], month: date, code: str, currencies: list[str]) -> str:
+    """Return the currency of the statement that ``given`` asks for. Only one of several must be named."""
+    checks = InputChecks()
+    if not currencies:
+        message = export_texts.NO_STATEMENT.format(field="cost_centre", given=code, month=month)
+        checks.note("cost_centre", code, message)
+    elif "currency" in given:
+        checks.choice("currency", given["currency"], currencies)
+    elif len(currencies) > 1:
+        message = export_texts.CURRENCY_MISSING.format(code=code, allowed=", ".join(currencies))
+        checks.note("currency", "", message)
+    checks.done()
+    return given.get("currency", currencies[0])
 
 
 def _is_visible_document(viewer: User, month: date, kind: ExportKind, where: Mapping[str, Any]) -> bool:
@@ -140,6 +170,9 @@ def _checked_kind(given: Mapping[str, str], where: Mapping[str, Any]) -> ExportK
         wrong = sorted(set(where) ^ needed)[0]
         text = export_texts.COST_CENTRE_MISSING if wrong in needed else export_texts.NO_FILTER
         checks.note(wrong, str(where.get(wrong, "")), text.format(field=wrong, kind=name))
+    if "currency" in given and not kind.one_cost_centre:
+        message = export_texts.NO_CURRENCY.format(given=display_value(given["currency"]), kind=name)
+        checks.note("currency", given["currency"], message)
     checks.done()
     return kind
 
@@ -154,15 +187,10 @@ def _checked_dialect(given: Mapping[str, str]) -> CsvDialect:
     return CsvDialect(SEPARATORS[separator], DECIMAL_SIGNS[decimal])
 
 
-def _file_name(kind: ExportKind, month: date, where: Mapping[str, Any], state: str) -> str:
-    """Return a name such as ``gpupool-2026-10-lines-provisional.csv``.
+def _file_name(kind: ExportKind, month: date, parts: list[str], state: str) -> str:
+    """Return a name such as ``gpupool-2026-10-lines-provisional.csv`` from its middle ``parts``.
 
-    The name of an open month ends in ``provisional``. All characters except letters, digits and hyphens are
-    replaced, because not every system allows them.
+    The name of an open month ends in ``provisional``.
     """
-    parts = ["gpupool", f"{month:%Y-%m}", kind.name]
-    if kind.one_cost_centre:
-        parts.append(re.sub(r"[^A-Za-z0-9-]+", "-", str(where["cost_centre"])))
-    if state == PROVISIONAL:
-        parts.append(state)
-    return f"{'-'.join(parts)}.{kind.extension}"
+    words = ["gpupool", f"{month:%Y-%m}", *parts, *([state] if state == PROVISIONAL else [])]
+    return f"{'-'.join(words)}.{kind.extension}"

@@ -163,15 +163,8 @@ def set_idle_payer(
         if not statements.set_idle_payer(month, payer):
             raise OperationRejected("idle_payer_is_fixed", {"month": month.isoformat()}, field="month")
         statement.refresh_from_db()
-        audit.record(
-            actor=actor,
-            via=via,
-            now=now,
-            verb="set_idle_payer",
-            target=statement,
-            before=before,
-            after=audit.audited_fields(statement, "idle_payer"),
-            why=why,
+        audit.record_change(
+            actor=actor, via=via, now=now, verb="set_idle_payer", target=statement, before=before, why=why
         )
     return statement
 

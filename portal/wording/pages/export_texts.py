@@ -46,4 +46,6 @@ DECIMAL_IS_SEPARATOR = "decimal is 'comma', which is also the separator; allowed
 NO_FILTER = "{field} is a filter; allowed: no filters, because {kind} contains all charges."
 COST_CENTRE_MISSING = "{field} is missing; allowed: the code of the cost centre whose {kind} you want."
 NO_STATEMENT = "{field} is {given!a}; allowed: a cost centre that is charged in {month:%Y-%m}."
+CURRENCY_MISSING = "currency is missing; allowed: {allowed}, because {code} has a statement in each."
+NO_CURRENCY = "currency is {given}; allowed: no currency, because {kind} contains every currency."
 SUM_CHECK = "lines and corrections add up to the total"

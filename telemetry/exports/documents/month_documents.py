@@ -7,15 +7,13 @@ import re
 import zipfile
 from collections.abc import Iterator
 from datetime import UTC, date
-from decimal import Decimal
-
-from django.db.models import Q, Sum
 
 from telemetry.core.currencies import decimals_of
 from telemetry.exports.documents.statement_pdf import statement_pdf
 from telemetry.exports.export_model import ExportOptions, ExportScope, month_state
-from telemetry.models import CostCentreStatement, Statement
+from telemetry.models import CostCentreStatement
 from telemetry.money.billing_months import month_bounds
+from telemetry.money.closing.cost_centre_statements import cost_centre_totals
 from telemetry.reads.statement_document import statement_document
 
 NOT_IN_FILE_NAME = re.compile(r"[^A-Za-z0-9.-]+")
@@ -23,9 +21,15 @@ PROVISIONAL_NUMBER = "{month:%Y-%m}/{code}/provisional"
 
 
 def one_document(month: date, scope: ExportScope, options: ExportOptions) -> Iterator[bytes]:
-    """Yield the PDF of the statement of the cost centre in the filters of the scope."""
-    for statement in month_documents(month, options, str(scope.where["cost_centre"]))[:1]:
-        yield _pdf(statement, options)
+    """Yield the PDF of the statement of the cost centre in the filters of the scope.
+
+    ``options.document_currency`` is the currency of the statement. Raises LookupError if there is none.
+    """
+    found = month_documents(month, options, str(scope.where["cost_centre"]))
+    statement = next((row for row in found if row.currency == options.document_currency), None)
+    if statement is None:
+        raise LookupError(f"{month:%Y-%m}: no statement in {options.document_currency!a}")
+    yield _pdf(statement, options)
 
 
 def all_documents(month: date, scope: ExportScope, options: ExportOptions) -> Iterator[bytes]:
@@ -50,7 +54,8 @@ def month_documents(
 ) -> list[CostCentreStatement]:
     """Return the statements of cost centres of a month, by code; of one cost centre if ``code`` is given.
 
-    An open month has none yet. Its statements are made from the present lines, and are not stored.
+    A cost centre has one for each currency of its lines. An open month has none yet. Its statements are made
+    from the present lines, and are not stored.
     """
     state = month_state(month, options.currency)
     if state.statement is None:
@@ -70,7 +75,7 @@ def month_documents(
             issuer=options.issuer,
             total=total,
         )
-        for centre, currency, total in _open_totals(state.statement)
+        for centre, currency, total in cost_centre_totals(state.statement)
         if code in (None, centre)
     ]
 
@@ -79,14 +84,6 @@ def _pdf(statement: CostCentreStatement, options: ExportOptions) -> bytes:
     if options.texts is None:
         raise ValueError("texts: statements of cost centres need them")
     return statement_pdf(statement_document(statement), decimals_of(statement.currency), options.texts)
-
-
-def _open_totals(statement: Statement) -> list[tuple[str, str, Decimal]]:
-    """Return the charges of each cost centre and currency of an open month, its own currency first."""
-    lines = statement.lines.filter(shared_out=False).exclude(cost_centre="")
-    lines = lines.exclude(Q(slot_seconds=0, charged_cents=0, cost_cents=0))
-    totals = lines.values_list("cost_centre", "currency").annotate(total=Sum("charged_cents"))
-    return sorted(totals, key=lambda row: (row[0], row[1] != statement.currency, row[1]))
 
 
 class _Sink(io.RawIOBase):

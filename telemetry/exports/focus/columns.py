@@ -95,7 +95,7 @@ _PERIOD = (
     FocusColumn("BillingPeriodEnd", "first moment of the next month", _TIME),
 )
 _INVOICE_ISSUER = FocusColumn("InvoiceIssuerName", "name of the organisation, at the close")
-_CURRENCY = FocusColumn("BillingCurrency", "currency of the month")
+_CURRENCY = FocusColumn("BillingCurrency", "currency of the month that is charged or corrected")
 
 _COST_AND_USAGE = (
     *_PERIOD,
@@ -159,7 +159,7 @@ _COST_AND_USAGE = (
         nullable=True,
         allowed=("Standard", "Committed", "Dynamic", "Other"),
     ),
-    FocusColumn("PricingCurrency", "currency of the month", versions=_ONLY_1_2),
+    FocusColumn("PricingCurrency", "currency of the month that is charged or corrected", versions=_ONLY_1_2),
     FocusColumn(
         "PricingCurrencyContractedUnitPrice",
         "as ContractedUnitPrice",
@@ -230,7 +230,7 @@ _INVOICE_DETAIL = (
     FocusColumn("InvoiceId", "number of the cost centre's statement"),
     FocusColumn("InvoiceIssueDate", "time of the close", _TIME, nullable=True),
     FocusColumn("InvoiceIssueStatus", "`Issued` after the close, else `Open`", allowed=("Open", "Issued")),
-    FocusColumn("PaymentCurrency", "currency of the month"),
+    FocusColumn("PaymentCurrency", "currency of the month that is charged or corrected"),
     FocusColumn("PaymentDueDate", "due date of the statement", _TIME, nullable=True),
     FocusColumn("PaymentTerms", "`Net N`: N days from the close to the due date"),
     FocusColumn("PurchaseOrderNumber", "purchase order of the cost centre, at the close", nullable=True),

@@ -242,7 +242,7 @@ def _lookup_tables(facts: FocusMonth) -> dict[str, list[Any]]:
     return {
         **_by_column(names, invoices),
         **_by_column(("months", "firsts", "lasts"), months),
-        **_by_column(("old_months", "old_cost_centres", "old_numbers"), former),
+        **_by_column(("old_months", "old_cost_centres", "old_currencies", "old_numbers"), former),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -127,10 +128,8 @@ def _issued(document: CostCentreStatement, charged: Decimal, issued_at: datetime
     )
 
 
-def reference_numbers(corrected: dict[date, tuple[datetime, datetime]]) -> dict[tuple[date, str], str]:
-    """Return the number of each corrected statement, by month and cost centre."""
-    rows = CostCentreStatement.objects.filter(statement__month__in=corrected).order_by("-sequence")
-    return {
-        (month, code): number
-        for month, code, number in rows.values_list("statement__month", "cost_centre", "number")
-    }
+def reference_numbers(corrected: Collection[date]) -> dict[tuple[date, str, str], str]:
+    """Return the number of each corrected statement, by month, cost centre and currency."""
+    rows = CostCentreStatement.objects.filter(statement__month__in=corrected)
+    columns = rows.values_list("statement__month", "cost_centre", "currency", "number")
+    return {(month, code, currency): number for month, code, currency, number in columns}

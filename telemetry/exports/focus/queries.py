@@ -31,8 +31,9 @@ _LOOKUPS = """
         SELECT * FROM unnest(%(months)s::date[], %(firsts)s::timestamptz[], %(lasts)s::timestamptz[])
         AS m(month, first, last)),
     corrected_invoices AS (
-        SELECT * FROM unnest(%(old_months)s::date[], %(old_cost_centres)s::text[], %(old_numbers)s::text[])
-        AS r(month, cost_centre, number))"""
+        SELECT * FROM unnest(%(old_months)s::date[], %(old_cost_centres)s::text[],
+            %(old_currencies)s::text[], %(old_numbers)s::text[])
+        AS r(month, cost_centre, currency, number))"""
 _NAMED = """
     LEFT JOIN scheduler_pool pool ON pool.id = l.pool_id
     LEFT JOIN scheduler_team team ON team.id = l.team_id
@@ -93,7 +94,8 @@ def invoice_detail_sql(columns: Iterable[FocusColumn], source: FocusSource) -> s
         FROM telemetry_statementline l
         JOIN invoices i ON i.cost_centre = l.cost_centre AND i.currency = l.currency
         LEFT JOIN corrected_invoices r
-            ON r.month = l.corrected_month AND r.cost_centre = l.cost_centre {_NAMED}
+            ON r.month = l.corrected_month AND r.cost_centre = l.cost_centre AND r.currency = l.currency
+        {_NAMED}
         WHERE l.statement_id = %(statement)s AND NOT l.shared_out
             AND (l.idle_share OR l.bucket = ANY(%(buckets)s))),
     rounding AS (

@@ -223,7 +223,19 @@ def _wrong_invoices(dataset: str) -> str:
     )
 
 
+def _one_currency(dataset: FocusDataset) -> FocusSumRule:
+    """Return the rule that the rows of an invoice in a dataset have one currency."""
+    return FocusSumRule(
+        f"BillingCurrency: one per invoice in {dataset.value}",
+        f"SELECT InvoiceId FROM {dataset.value} WHERE InvoiceId IS NOT NULL "
+        "GROUP BY InvoiceId HAVING count(DISTINCT BillingCurrency) <> 1",
+        frozenset({dataset}),
+    )
+
+
 SUM_RULES = (
+    _one_currency(_COST),
+    _one_currency(_DETAIL),
     FocusSumRule(
         "SkuPriceId: one SkuId",
         "SELECT SkuPriceId FROM CostAndUsage WHERE SkuPriceId IS NOT NULL "

@@ -72,14 +72,8 @@ def change_cost_centre(
         if before == entry:
             return row
         row.save(update_fields=[*entry])
-        audit.record(
-            actor=actor,
-            via=via,
-            now=now,
-            verb="change_cost_centre",
-            target=row,
-            before=before,
-            after=entry,
+        audit.record_change(
+            actor=actor, via=via, now=now, verb="change_cost_centre", target=row, before=before, why=""
         )
     return row
 
@@ -115,15 +109,8 @@ def retire_cost_centre(
         before = audit.audited_fields(row, "retired_from")
         row.retired_from = retired_from
         row.save(update_fields=["retired_from"])
-        audit.record(
-            actor=actor,
-            via=via,
-            now=now,
-            verb="retire_cost_centre",
-            target=row,
-            before=before,
-            after=audit.audited_fields(row, "retired_from"),
-            why=why,
+        audit.record_change(
+            actor=actor, via=via, now=now, verb="retire_cost_centre", target=row, before=before, why=why
         )
     return row
 

@@ -71,7 +71,7 @@ def statement_page(request: HttpRequest, number: str) -> HttpResponseBase:
         "signatures": money_texts.signatures(row.statement),
         "see_all": policy.may(user, "charges.see_all"),
         "lines_url": _export_url(row, "lines"),
-        "pdf_url": _export_url(row, "pdf"),
+        "pdf_url": _export_url(row, "pdf", currency=row.currency),
         "now": timezone.now(),
         **reads.neighbours(user, row),
     }
@@ -90,8 +90,8 @@ def _verify(request: HttpRequest, row: CostCentreStatement) -> None:
     messages.success(request, text.format(month=month))
 
 
-def _export_url(row: CostCentreStatement, kind: str) -> str:
-    query = urlencode({"kind": kind, "cost_centre": row.cost_centre})
+def _export_url(row: CostCentreStatement, kind: str, **options: str) -> str:
+    query = urlencode({"kind": kind, "cost_centre": row.cost_centre, **options})
     return f"{reverse('export', args=[f'{row.statement.month:%Y-%m}'])}?{query}"
 
 
