@@ -37,11 +37,20 @@ HOST_STATES = (
 
 
 class RandomLedger:
-    """The facts of a world, written step by step. ``dice`` decides everything."""
+    """The facts of a world, written step by step. ``dice`` decides everything.
 
-    def __init__(self, world: World, dice: random.Random) -> None:
+    Prices are in ``currency``. Without ``charged``, the same facts are written and nothing is charged. No
+    split begins before ``closed_until``, the end of the last closed month.
+    """
+
+    def __init__(
+        self, world: World, dice: random.Random, currency: str = "EUR", *, charged: bool = True
+    ) -> None:
         self.world = world
         self.dice = dice
+        self.currency = currency
+        self.charged = charged
+        self.closed_until = self.reached = world.now
         self.open: list[Allocation] = []
         self.free_from: dict[int, dt.datetime] = {}
         hosts = world.hosts
@@ -53,13 +62,13 @@ class RandomLedger:
         ]
 
     def charge_until(self, end: dt.datetime, steps: int) -> None:
-        """Write facts and charge them in ``steps`` runs, the last of them at ``end``."""
-        seconds = int((end - self.world.now).total_seconds())
+        """Write the next facts and charge them in ``steps`` runs, the last of them at ``end``."""
+        start = self.reached
+        seconds = int((end - start).total_seconds())
         moments = sorted(self.dice.sample(range(3600, seconds), steps - 1))
-        before = self.world.now
-        for moment in [*(self.world.now + dt.timedelta(seconds=second) for second in moments), end]:
-            self.step(before, moment)
-            before = moment
+        for moment in [*(start + dt.timedelta(seconds=second) for second in moments), end]:
+            self.step(self.reached, moment)
+            self.reached = moment
 
     def step(self, before: dt.datetime, now: dt.datetime) -> None:
         """Write random facts of ``[before, now)`` and a few late ones, then charge at ``now``."""
@@ -72,7 +81,8 @@ class RandomLedger:
         self._change_states(before, now)
         if self.dice.random() < 0.6:
             self._transfer(now)
-        charge_all_gpus(now)
+        if self.charged:
+            charge_all_gpus(now)
         # Prices and their factors begin after the charged time.
         if self.dice.random() < 0.4:
             pool = self.dice.choice([None, self.world.shared])
@@ -84,6 +94,7 @@ class RandomLedger:
                 f"{self.dice.uniform(0.5, 9):.6f}",
                 since=since,
                 pool=pool,
+                currency=self.currency,
             )
         if self.dice.random() < 0.4:
             price_factor(
@@ -101,7 +112,8 @@ class RandomLedger:
         cuts = sorted(self.dice.sample(range(1, 10_000), len(codes) - 1))
         parts = [high - low for low, high in zip([0, *cuts], [*cuts, 10_000], strict=True)]
         percents = {f"CC_{code}": f"{part / 100:.2f}" for code, part in zip(codes, parts, strict=True)}
-        split(self.dice.choice([*self.world.teams, self.world.static]), since, now, **percents)
+        payer = self.dice.choice([*self.world.teams, self.world.static])
+        split(payer, max(since, self.closed_until), now, **percents)
 
     def _moment(self, low: dt.datetime, high: dt.datetime) -> dt.datetime:
         return low + (high - low) * self.dice.random()
