@@ -84,8 +84,8 @@ def _null_together(first: str, second: str) -> FocusRule:
 
 
 def _product(price: str, cost: str) -> FocusRule:
-    # Both factors are cast to types whose product DuckDB calculates exactly.
-    exact = f'TRY_CAST("{price}" AS DECIMAL(18,6)) * TRY_CAST("PricingQuantity" AS DECIMAL(18,9))'
+    # The product has 38 digits: with 18 digits in both factors, DuckDB would keep only 18 digits of it.
+    exact = f'TRY_CAST("{price}" AS DECIMAL(20,6)) * TRY_CAST("PricingQuantity" AS DECIMAL(18,9))'
     return FocusRule(
         f"{cost}: {price} x PricingQuantity",
         f"ChargeClass IS NULL AND {exact} <> {_number(cost)}",

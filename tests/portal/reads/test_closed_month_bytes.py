@@ -75,7 +75,8 @@ def closed(world: World) -> World:
 
 
 def close(world: World, month: dt.date, now: dt.datetime) -> None:
-    roll_up_due_buckets(now)
+    while roll_up_due_buckets(now).buckets:  # one run rolls up a limited number of buckets
+        pass
     charge_all_gpus(now)
     statements.set_idle_payer(month, "use")
     charge_all_gpus(now)
