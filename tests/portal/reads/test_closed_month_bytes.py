@@ -75,9 +75,9 @@ def closed(world: World) -> World:
 
 
 def close(world: World, month: dt.date, now: dt.datetime) -> None:
+    charge_all_gpus(now)  # a late end makes rollups due
     while roll_up_due_buckets(now).buckets:  # one run rolls up a limited number of buckets
         pass
-    charge_all_gpus(now)
     statements.set_idle_payer(month, "use")
     charge_all_gpus(now)
     months.close_month(actor=world.finance, month=month, now=now, missing_samples_reason="no agent runs")
