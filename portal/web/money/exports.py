@@ -16,7 +16,7 @@ from portal.models import User
 from portal.reads.money.charge_filters import FILTERS, checked_filters
 from portal.reads.money.charge_scope import ChargeScope
 from portal.reads.money.export_counts import MAX_COUNTED_LINES, export_counts
-from portal.reads.money.exports import EXPORT_OPTIONS, export_download
+from portal.reads.money.exports import EXPORT_OPTIONS, document_currencies, export_download
 from portal.streamed_file import StreamedFile
 from portal.web.money.filter_query import filter_query
 from portal.web.money.months import month_or_404
@@ -64,7 +64,8 @@ def export_menu(
 ) -> ExportMenu:
     """Return the exports of a month that the viewer may download, with the filters of the page.
 
-    Kinds without filters are offered only if the page has none.
+    Kinds without filters are offered only if the page has none. If a cost centre has statements in several
+    currencies, each is offered.
     """
     counts = export_counts(user, month, where)
     lines = export_texts.rows_text(counts.charge_lines, MAX_COUNTED_LINES)
@@ -80,12 +81,22 @@ def export_menu(
         needed = {"cost_centre"} if kind.one_cost_centre else set()
         if kind.whole_only and (scope.kind != "all" or set(where) != needed):
             continue
-        url = f"{reverse('export', args=[f'{month:%Y-%m}'])}?{filter_query(None, where, kind=name)}"
+        address = reverse("export", args=[f"{month:%Y-%m}"])
         icon = "file" if name.startswith("pdf") else "download"
-        choices.append({"label": label, "note": notes.get(name, note), "url": url, "icon": icon})
+        for currency in _statement_currencies(user, month, where) if kind.one_cost_centre else [""]:
+            options = {"kind": name} | ({"currency": currency} if currency else {})
+            choice_note = export_texts.in_currency(notes.get(name, note), currency)
+            url = f"{address}?{filter_query(None, where, **options)}"
+            choices.append({"label": label, "note": choice_note, "url": url, "icon": icon})
     return ExportMenu(
         title=export_texts.menu_title(month, is_closed),
         provisional="" if is_closed else export_texts.PROVISIONAL,
         choices=choices,
         footer=export_texts.CHECKED,
     )
+
+
+def _statement_currencies(user: User, month: date, where: Mapping[str, Any]) -> list[str]:
+    """Return the currency of each statement of the cost centre; an empty text if there is only one."""
+    found = document_currencies(user, month, str(where["cost_centre"]))
+    return found if len(found) > 1 else [""] * len(found)

@@ -36,6 +36,11 @@ def files_text(count: int) -> str:
     return "1 file, ZIP" if count == 1 else f"{count:,} files, ZIP"
 
 
+def in_currency(note: str, currency: str) -> str:
+    """Return a note with its currency, such as "its statement in JPY"; the note alone without a currency."""
+    return f"{note} in {currency}" if currency else note
+
+
 def menu_title(month: date, is_closed: bool) -> str:
     """Return the title of the menu, such as "November 2026 so far, as this page shows it"."""
     so_far = "" if is_closed else " so far"

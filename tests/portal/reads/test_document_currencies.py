@@ -12,8 +12,10 @@ from django.urls import reverse
 
 from portal.errors import Invalid
 from portal.models import User
+from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.exports import ExportDownload, document_currencies, export_download
 from portal.services.money import months
+from portal.web.money.exports import export_menu
 from telemetry.models import CostCentreStatement
 from telemetry.money.charges import charge_all_gpus
 from tests.telemetry.rows import at, hold, workload
@@ -92,6 +94,20 @@ def test_a_lead_gets_only_the_statements_that_the_lead_sees(april: World) -> Non
     seen = list(document_currencies(lead, APRIL, "CC-100"))
     assert seen == BOTH and b"".join(pdf(lead, currency="EUR").parts).startswith(b"%PDF-")
     assert document_currencies(lead, APRIL, "CC-200") == []
+
+
+def test_the_menu_of_a_cost_centre_offers_each_currency(april: World) -> None:
+    scope = charge_scope(april.finance)
+    offered = {}
+    for code in ("CC-100", "CC-200", "CC-300"):
+        menu = export_menu(april.finance, APRIL, {"cost_centre": code}, scope, is_closed=False)
+        offered[code] = [(each["note"], each["url"]) for each in menu.choices if "kind=pdf" in each["url"]]
+    assert [note for note, _ in offered["CC-100"]] == ["its statement in JPY", "its statement in EUR"]
+    assert [url.partition("?")[2] for _, url in offered["CC-100"]] == [
+        f"cost_centre=CC-100&kind=pdf&currency={currency}" for currency in BOTH
+    ]
+    assert [note for note, _ in offered["CC-200"]] == ["its statement"]
+    assert "currency" not in offered["CC-200"][0][1] and offered["CC-300"] == []
 
 
 def test_the_api_and_the_page_of_a_statement_name_the_currency(april: World) -> None:
