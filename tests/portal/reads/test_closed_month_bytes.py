@@ -110,7 +110,7 @@ def rename_the_fleet(world: World) -> None:
 
 
 def rename_people(world: World) -> None:
-    User.objects.update(username=Concat(Value("new-"), F("username")), first_name="New", last_name="New")
+    User.objects.update(first_name="New", last_name="New")
     Organisation.objects.update(name="New", tax_text="New")
 
 
