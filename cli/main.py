@@ -27,6 +27,7 @@ from cli.commands import (
     statements,
     workloads,
 )
+from cli.commands.money import adjustments
 from cli.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, CliError
 from cli.session import cli
 
@@ -45,6 +46,7 @@ COMMAND_MODULES = (
     health_rules,
     removal,
     cost_centres,
+    adjustments,
     chargeback,
     exports,
     statements,

@@ -31,6 +31,7 @@ from scheduler.models import (
     Workload,
 )
 from telemetry.models import (
+    Adjustment,
     Budget,
     Charge,
     ChargeCell,
@@ -218,6 +219,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     "refund_limit.change": (changes_things & is_finance, permission_problems.REFUND_LIMIT_CHANGE),
     "budget.change": (changes_things & is_finance, permission_problems.BUDGET_CHANGE),
     "cost_centre.change": (changes_things & is_finance, permission_problems.COST_CENTRE_CHANGE),
+    "adjustment.change": (changes_things & is_finance, permission_problems.ADJUSTMENT_CHANGE),
     "statement.close": (changes_things & is_finance, permission_problems.STATEMENT_CLOSE),
     # An auditor changes nothing else. The second signature is a check, not a change.
     "statement.confirm": (is_active & (is_finance | is_auditor), permission_problems.STATEMENT_CONFIRM),
@@ -508,6 +510,15 @@ def visible_documents(user: Viewer) -> QuerySet[CostCentreStatement]:
     return CostCentreStatement.objects.filter(
         Exists(lines.filter(team__in=led)), ~Exists(lines.exclude(team__in=led))
     )
+
+
+def visible_adjustments(user: Viewer) -> QuerySet[Adjustment]:
+    """Return the credits and manual adjustments: all of them for finance and auditors.
+
+    Other users see the approved ones on charges that they see.
+    """
+    cells = visible_cells(user)
+    return Adjustment.objects.all() if cells is None else Adjustment.objects.filter(cell__in=cells)
 
 
 def visible_budgets(user: Viewer) -> QuerySet[Budget]:

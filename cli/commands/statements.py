@@ -162,6 +162,33 @@ def _print_billing(found: dict[str, object]) -> None:
     )
 
 
+@command(billing, "modes")
+def list_modes(session: CliSession) -> None:
+    """List the billing modes of teams, newest first. A team without one has chargeback."""
+    rows = list(session.client.pages("billing/modes/"))
+    if session.json:
+        return output.print_json(rows)
+    return output.print_table(
+        ("team", "from", "mode", "set by"),
+        ((row["team"], row["first_month"][:7], row["mode"], row["created_by"]) for row in rows),
+        "Every team has chargeback.",
+    )
+
+
+@command(billing, "set-mode")
+@click.argument("team")
+@click.argument("mode", type=click.Choice(("chargeback", "showback")))
+@click.option("--from", "first_month", required=True, help="A month that is not closed, such as 2026-11.")
+@click.option("--why", default="", help="For the audit log.")
+def set_mode(session: CliSession, team: str, mode: str, first_month: str, why: str) -> None:
+    """Set whether the charges of a team are invoiced (chargeback) or shown only (showback)."""
+    body = {"team": team, "mode": mode, "first_month": f"{first_month}-01", "why": why}
+    row = session.client.post("billing/modes/", body)
+    output.print_json(row) if session.json else output.print_line(
+        f"{row['team']} has {row['mode']} from {row['first_month'][:7]} on."
+    )
+
+
 @command(billing, "zones")
 def list_zones(session: CliSession) -> None:
     """List the time zones of billing months. Before the first one, months are in UTC."""

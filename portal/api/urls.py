@@ -10,6 +10,8 @@ from portal.api.fleet import gpu_geometry, health_rules, recordings, repairs, vo
 from portal.api.fleet import removal as fleet_removal
 from portal.api.fleet import views as fleet
 from portal.api.money import (
+    adjustments,
+    billing_modes,
     close,
     cost_centres,
     documents,
@@ -133,7 +135,13 @@ urlpatterns = [
     path("statements/<str:month>/idle-payer/", payers.IdlePayerView.as_view()),
     path("cost-centre-statements/", documents.CostCentreStatementListView.as_view()),
     path("cost-centre-statements/<path:number>/", documents.CostCentreStatementView.as_view()),
+    path("adjustments/", adjustments.AdjustmentListView.as_view()),
+    path("adjustments/<slug:number>/", adjustments.AdjustmentDetailView.as_view()),
+    path("adjustments/<slug:number>/approve/", adjustments.ApproveAdjustmentView.as_view()),
+    path("adjustments/<slug:number>/reject/", adjustments.RejectAdjustmentView.as_view()),
+    path("adjustments/<slug:number>/withdraw/", adjustments.WithdrawAdjustmentView.as_view()),
     path("billing/", documents.BillingSettingsView.as_view()),
+    path("billing/modes/", billing_modes.BillingModeListView.as_view()),
     path("billing/zones/", documents.BillingZoneListView.as_view()),
     path("refund-limits/", payers.RefundLimitListView.as_view()),
     path("cost-centres/", cost_centres.CostCentreListView.as_view()),

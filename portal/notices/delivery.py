@@ -17,6 +17,7 @@ from portal.models import (
     NoticeMark,
     Notification,
 )
+from portal.notices.adjustments import adjustments_to_decide, decided_adjustments
 from portal.notices.approvals import (
     decided_submissions,
     expired_submissions,
@@ -135,4 +136,6 @@ NOTICE_SOURCES = (
     forced_moves_of_workloads,
     budgets_reached,
     months_to_close,
+    adjustments_to_decide,
+    decided_adjustments,
 )

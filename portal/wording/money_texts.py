@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 from portal.wording.formatting import PRIORITY_WORDS, duration
 from portal.wording.pages.statement_texts import WITHOUT_WORKLOAD
 from telemetry.models import PriceFactor, Statement
+from telemetry.money.adjusting.approved_rows import ApprovedAdjustment
 from telemetry.reads.statement_document import DocumentRow, StatementDocument
 
 
@@ -79,6 +80,11 @@ def document_facts(
         ("Tax", row.tax_text),
     ]
     return [{"label": label, "value": value, "url": ""} for label, value in facts if value]
+
+
+def adjustment_people(row: ApprovedAdjustment) -> str:
+    """Return the author and the approver of an adjustment."""
+    return f"{row.author}, approved by {row.approver}"
 
 
 def signatures(statement: Statement) -> list[dict[str, str]]:

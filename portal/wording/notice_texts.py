@@ -189,6 +189,14 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     "month_waits": lambda f: (
         f"{date.fromisoformat(str(f.get('month'))):%B %Y} is over and waits to be closed{_waiting_weeks(f)}."
     ),
+    "adjustment_proposed": lambda f: (
+        f"{f.plain('', 'author')} proposes {f.plain('', 'number')}, {f.plain('', 'amount')} for "
+        f"{f.plain('', 'cost_centre')}. Approve or reject it on the page Credits and adjustments."
+    ),
+    "adjustment_decided": lambda f: (
+        f"{f.plain('', 'number')}, {f.plain('', 'amount')} for {f.plain('', 'cost_centre')}, is "
+        f"{f.plain('', 'state')}{f.plain(' by ', 'by')}."
+    ),
     "budget_reached": lambda f: (
         f"{f.plain('', 'name')} {'is forecast to use' if f.get('forecast') else 'has used'} "
         f"{f.plain('', 'percent')} % of its "

@@ -35,6 +35,15 @@ WHO_MUST_ACT = {
     "every charged line has a cost centre": (
         " The lead of the team says which cost centre pays, and finance enters it on the page Cost centres."
     ),
+    "every credit and adjustment is approved, rejected or withdrawn": (
+        " A person of finance other than the author approves or rejects each on the page Adjustments."
+    ),
+}
+
+CREDITED_SUBJECTS = {
+    "charge": "the charge line",
+    "line": "the statement line",
+    "statement": "the charge of the cost centre in that month",
 }
 
 REFUSALS: dict[str, Sentence] = {
@@ -203,6 +212,23 @@ REFUSALS: dict[str, Sentence] = {
     "idle_payer_is_fixed": lambda n: (
         f"{date.fromisoformat(n['month']):%B %Y} is closed; the payer of its idle time can't be changed."
     ),
+    "adjustment_month_is_closed": "month is {month}, which is closed; allowed: from {first_open} on.",
+    "adjustment_is_decided": "{number} is {state} already, by {decided_by}.",
+    "adjustment_is_withdrawn": "{number} can't be withdrawn: {by} takes it back, or is itself a withdrawal.",
+    "adjustment_needs_another_person": (
+        "{number} can't be approved by you, because you proposed it: another person of finance decides."
+    ),
+    "credit_above_charge": lambda n: (
+        f"amount is {n['amount']} {n['currency']}; allowed: a negative amount, not below {n['least']}: "
+        f"{CREDITED_SUBJECTS[n['subject']]} is {n['charged']}, and {n['credited']} is credited already."
+    ),
+    "credit_in_other_currency": (
+        "month is {month}, which is in {wanted}; allowed: a month in {currency}, the currency of the charges."
+    ),
+    "credited_line_may_change": (
+        "line is a share of the idle time of {month}, which is open and divided again with each charge; "
+        "allowed: such a line after the close, or no line."
+    ),
     "cost_centre_exists": "code is {code}; the directory has a cost centre with this code already.",
     "cost_centre_pays": lambda n: (
         f"{n['code']} can't be retired from that time on: it still pays for {_named(n, 'names')}."
@@ -283,10 +309,17 @@ def _payers_text(n: Mapping[str, Any]) -> str:
     return f"{named} And {more} more." if more else named
 
 
+def _item_text(item: Any) -> str:
+    """Return an item of a figure as text, such as ``number: 2026-10-A1, author: ada``."""
+    if not isinstance(item, Mapping):
+        return str(item)
+    return ", ".join(f"{name}: {value}" for name, value in item.items())
+
+
 def _figures_text(figures: Mapping[str, Any]) -> str:
     """Return the figures of a check as text, such as ``behind: 2; never: 0``."""
     values = {
-        name: "; ".join(map(str, value)) if isinstance(value, list) else value
+        name: "; ".join(map(_item_text, value)) if isinstance(value, list) else value
         for name, value in figures.items()
     }
     return "; ".join(f"{name}: {value}" for name, value in values.items())

@@ -17,6 +17,7 @@ from typing import Any
 
 from django.db import connection, transaction
 
+from telemetry.audit.adjustment_audit import AdjustmentDifference, audit_adjustments
 from telemetry.audit.calendar_sql import MONTH_BOUNDS_SQL
 from telemetry.audit.ledger_sql import AUDIT_SQL, FIRST_DAY_SQL, LATER_LINES_SQL
 
@@ -71,6 +72,12 @@ class LedgerDifference:
     def as_json(self) -> dict[str, Any]:
         """Return the difference as values for JSON."""
         return {**self.__dict__, "start": self.start.isoformat(), "end": self.end.isoformat()}
+
+
+def audit_month(month: date, now: datetime) -> Iterator[LedgerDifference | AdjustmentDifference]:
+    """Yield each difference of a month: of its charge lines, then of its credits and manual adjustments."""
+    yield from audit_ledger(month, now)
+    yield from audit_adjustments(month)
 
 
 def audit_ledger(month: date, now: datetime) -> Iterator[LedgerDifference]:

@@ -42,6 +42,9 @@ class ChargeBucket(StrEnum):
 
 
 CHARGED_BUCKETS = frozenset({ChargeBucket.USED, ChargeBucket.RESERVED_UNUSED})
+# Buckets of statement lines that are made from adjustments. They have no time, and no charge lines.
+CREDIT_BUCKET, ADJUSTMENT_BUCKET = "credit", "adjustment"
+ADJUSTMENT_BUCKETS = frozenset({CREDIT_BUCKET, ADJUSTMENT_BUCKET})
 # Buckets of time that a workload held.
 HELD_BUCKETS = frozenset({ChargeBucket.USED, ChargeBucket.PREEMPTED, ChargeBucket.HARDWARE_LOST})
 

@@ -5,7 +5,8 @@ have one price: the time of one project with the same pool, model, workload type
 
 1. New projects: the charges of projects that had no charge before.
 2. Shared idle time: the difference of the idle time that teams pay. It is no use of a project.
-3. Corrections: the difference of the corrections of earlier months.
+3. Corrections: the difference of the corrections of earlier months. Adjustments: that of the credits and the
+   manual adjustments.
 4. Price: for each other group that was charged in both periods, the new hours x the difference of its mean
    prices.
 5. Hours: the difference of all hours of the other groups x their mean price before.
@@ -26,8 +27,8 @@ from typing import Literal
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.core.amounts import ZERO, round_amount
 
-StepKind = Literal["price", "hours", "mix", "new", "idle", "corrections"]
-STEP_KINDS: tuple[StepKind, ...] = ("price", "hours", "mix", "new", "idle", "corrections")
+StepKind = Literal["price", "hours", "mix", "new", "idle", "corrections", "adjustments"]
+STEP_KINDS: tuple[StepKind, ...] = ("price", "hours", "mix", "new", "idle", "corrections", "adjustments")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class SpendPart:
 
     ``project`` is None for the unused time of a dedicated pool. ``group`` names the time that should have one
     price; ``model`` is its GPU model. ``kind`` is "use" for charged time, "idle" for shared idle time, and
-    "correction" for a correction of an earlier month; only "use" needs slot-seconds.
+    "correction" for a correction of an earlier month, and "adjustment" for credits and manual adjustments;
+    only "use" needs slot-seconds.
     """
 
     project: int | None
@@ -44,7 +46,7 @@ class SpendPart:
     model: str
     slot_seconds: int
     charged: Decimal
-    kind: Literal["use", "idle", "correction"] = "use"
+    kind: Literal["use", "idle", "correction", "adjustment"] = "use"
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def spend_bridge(
         BridgeStep("new", _charged(new), projects=_by_charge(new)),
         BridgeStep("idle", _change_of_kind("idle", before, now)),
         BridgeStep("corrections", _change_of_kind("correction", before, now)),
+        BridgeStep("adjustments", _change_of_kind("adjustment", before, now)),
     )
     return SpendBridge(_charged(before), _charged(now), tuple(step for step in steps if step.amount))
 

@@ -15,6 +15,7 @@ from django.db.models import QuerySet
 
 from telemetry.core.csv_text import PLAIN_CSV, CsvDialect
 from telemetry.models import Charge, ChargeCell, CostCentreStatement, Statement, StatementState
+from telemetry.money.adjusting.approved_rows import ApprovedAdjustment
 from telemetry.reads.statement_document import DocumentRow, StatementDocument
 
 CLOSED, PROVISIONAL = "closed", "provisional"
@@ -52,8 +53,8 @@ class DocumentTexts:
 
     ``facts`` returns labels and values of the head, ``signatures`` the names and times of the close.
     ``correction_reasons`` returns the late facts by corrected month, ``group_title`` the heading of the rows
-    of a project, a person and a part, ``work`` the workload of a row. ``sum_check`` names the check that the
-    rows sum to the total.
+    of a project, a person and a part, ``work`` the workload of a row, ``adjustment_people`` the author and
+    the approver of an adjustment. ``sum_check`` names the check that the rows sum to the total.
     """
 
     facts: Callable[[StatementDocument], list[dict[str, Any]]]
@@ -61,6 +62,7 @@ class DocumentTexts:
     correction_reasons: Callable[[CostCentreStatement], Mapping[date, str]]
     group_title: Callable[[str, str, str], str]
     work: Callable[[DocumentRow], str]
+    adjustment_people: Callable[[ApprovedAdjustment], str]
     part_labels: Mapping[str, str]
     sum_check: str
 

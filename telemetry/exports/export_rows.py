@@ -13,6 +13,7 @@ from django.db.models import Sum
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.exports.export_model import ExportScope, MonthState
 from telemetry.models import ChargeCell, Statement, StatementLine
+from telemetry.money.adjusting.approved_rows import ApprovedAdjustment, approved_adjustments
 from telemetry.money.billing_months import corrected_month
 from telemetry.money.statement_lines import StatementEntry, entries_of_rows, statement_lines
 from telemetry.reads.chargeback import CELL_DIMENSIONS, charge_lines, sums_condition
@@ -114,6 +115,21 @@ def _visible_rows(statement: Statement, scope: ExportScope) -> list[StatementLin
         for name in SUM_COLUMNS:
             setattr(part, name, sums[part.pk][f"{name}_sum"])
     return parts
+
+
+def export_adjustments(scope: ExportScope, state: MonthState) -> tuple[ApprovedAdjustment, ...]:
+    """Return the approved adjustments of an export, in the order of their numbers."""
+    if state.statement is None:
+        return ()
+    return approved_adjustments(state.statement, **adjustment_filters(scope))
+
+
+def adjustment_filters(scope: ExportScope) -> dict[str, Any]:
+    """Return the filters of Adjustment for the visible adjustments of an export."""
+    if scope.is_whole:
+        return {}
+    cells = ChargeCell.objects.all() if scope.cells is None else scope.cells
+    return {"cell__in": cells.filter(sums_condition(scope.where, from_cells=True))}
 
 
 def export_charges(month: date, scope: ExportScope) -> Iterator[ExportedCharge]:

@@ -24,7 +24,7 @@ from telemetry.core.amounts import ZERO
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.core.currencies import decimals_of
 from telemetry.exports.export_model import ExportOptions, ExportScope, month_state
-from telemetry.exports.export_rows import export_charges, export_entries
+from telemetry.exports.export_rows import export_adjustments, export_charges, export_entries
 from telemetry.money.billing_months import month_bounds
 from telemetry.money.statement_lines import StatementEntry
 from telemetry.reads.chargeback import group_names
@@ -113,6 +113,17 @@ CORRECTION_COLUMNS = (
     Column("charged", "money"),
     Column("currency", "text"),
 )
+ADJUSTMENT_COLUMNS = (
+    Column("number", "text", 16),
+    Column("kind", "text"),
+    Column("cost_centre", "text", 18),
+    Column("reason", "text", 60),
+    Column("credited_month", "month"),
+    Column("author", "text", 18),
+    Column("approver", "text", 18),
+    Column("amount", "money"),
+    Column("currency", "text"),
+)
 CHECK_COLUMNS = (Column("check", "text", 60), Column("result", "exact", 18))
 
 
@@ -167,11 +178,19 @@ class ChargeWorkbook:
         """Write all sheets."""
         # Sheets are shown in the order in which they are added.
         sheets = {name: self.book.add_worksheet(name) for name in (SUMMARY_SHEET, LINES_SHEET, CHARGES_SHEET)}
-        corrections, checks = self.book.add_worksheet("Corrections"), self.book.add_worksheet("Checks")
+        corrections = self.book.add_worksheet("Corrections")
+        adjustments = export_adjustments(self.scope, self.state)
+        # A month without adjustments has the sheets of the version that closed it.
+        adjusted = self.book.add_worksheet("Adjustments") if adjustments else None
+        checks = self.book.add_worksheet("Checks")
         totals = self._write_summary(sheets[SUMMARY_SHEET])
         self._write_entries(sheets[LINES_SHEET])
         count = self._write_charges(sheets[CHARGES_SHEET])
         self._write_corrections(corrections)
+        if adjusted is not None:
+            self._write_head(adjusted, ADJUSTMENT_COLUMNS)
+            for row, adjustment in enumerate(adjustments, 1):
+                self._write_row(adjusted, row, ADJUSTMENT_COLUMNS, adjustment)
         self._write_checks(checks, totals, count)
         self.book.close()
 

@@ -13,6 +13,7 @@ from decimal import Decimal
 
 from django.db import connection
 
+from telemetry.core.charge_model import ADJUSTMENT_BUCKETS
 from telemetry.sql_values import array_text
 
 # Charge lines with the columns of their statement line and cell. Measured use is read here and nowhere else.
@@ -31,14 +32,14 @@ WITH charges AS MATERIALIZED ({_CHARGES} WHERE c.id = ANY(%(charges)s::bigint[])
 lines AS (
     INSERT INTO telemetry_statementline AS line (
         statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket,
-        corrected_month, currency, idle_share, shared_out, due, pool_name, team_name, project_name,
+        corrected_month, currency, idle_share, shared_out, showback, due, pool_name, team_name, project_name,
         slot_seconds, cost, charged, cost_cents, charged_cents, used_cents, idle_cents)
     SELECT statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket,
         corrected_month,
         -- A correction has the currency of the month that it corrects.
         coalesce((SELECT nullif(currency, '') FROM telemetry_statement WHERE month = corrected_month),
             min(statement_currency)),
-        false, false, true, '', '', '',
+        false, false, false, true, '', '', '',
         sum(slot_seconds), sum(cost), sum(charged), 0, 0, 0, 0
     FROM charges GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9 ORDER BY 1, 2, 3, 4, 5, 6, 7, 8, 9
     ON CONFLICT (statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket,
@@ -115,7 +116,7 @@ WITH charges AS MATERIALIZED (
     FROM ({_CHARGES} WHERE c.month = %(month)s) AS each GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11),
 lines AS (
     SELECT l.* FROM telemetry_statementline l JOIN telemetry_statement s ON s.id = l.statement_id
-    WHERE s.month = %(month)s AND NOT l.idle_share),
+    WHERE s.month = %(month)s AND NOT l.idle_share AND NOT l.bucket = ANY(%(adjusted)s)),
 sides AS (
     SELECT 'charge lines and cells' AS compared, pool_id, cost_centre, team_id, project_id, workload_type,
         model, bucket, corrected_month, user_id, workload_id, day, slot_seconds, cost, charged
@@ -187,5 +188,5 @@ def update_measured_use(charges: Sequence[int]) -> None:
 def sum_differences(month: date, limit: int = 20) -> list[SumDifference]:
     """Return the differences between a month's charge lines and their kept sums, at most ``limit``."""
     with connection.cursor() as cursor:
-        cursor.execute(_DIFFERENCES, {"month": month, "limit": limit})
+        cursor.execute(_DIFFERENCES, {"month": month, "limit": limit, "adjusted": list(ADJUSTMENT_BUCKETS)})
         return [SumDifference(*row) for row in cursor.fetchall()]

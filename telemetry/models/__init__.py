@@ -3,6 +3,13 @@
 Migrations create the sample table with plain SQL, because it has daily partitions.
 """
 
+from telemetry.models.adjustments import (
+    ADJUSTMENT_TRANSITIONS,
+    Adjustment,
+    AdjustmentKindChoices,
+    AdjustmentState,
+)
+from telemetry.models.billing_modes import BillingMode, TeamBillingMode
 from telemetry.models.billing_zones import BillingZone
 from telemetry.models.budgets import (
     Budget,
@@ -64,8 +71,13 @@ from telemetry.models.unusual_spend import (
 )
 
 __all__ = [
+    "ADJUSTMENT_TRANSITIONS",
+    "Adjustment",
+    "AdjustmentKindChoices",
+    "AdjustmentState",
     "Batch",
     "BillingCurrency",
+    "BillingMode",
     "BillingZone",
     "Budget",
     "BudgetAction",
@@ -112,6 +124,7 @@ __all__ = [
     "StatementLineDay",
     "StatementState",
     "Stray",
+    "TeamBillingMode",
     "UNMAPPED_LINE",
     "UnusualSpend",
     "UnusualSpendExplanation",

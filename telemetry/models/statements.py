@@ -143,6 +143,9 @@ class StatementLine(LedgerSums):
     shared_out = models.BooleanField(
         default=False, help_text="idle time that teams pay in lines of their own; this line shows no amount"
     )
+    showback = models.BooleanField(
+        default=False, help_text="its charge is shown, not invoiced; assigned with the cents"
+    )
     due = models.BooleanField(default=False, help_text="its sums changed after cents were assigned")
     pool_name = models.CharField(max_length=80, default="", help_text="name at the close")
     team_name = models.CharField(max_length=80, default="", help_text="name at the close")

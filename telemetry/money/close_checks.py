@@ -13,13 +13,15 @@ from django.db.models import F, Q, QuerySet, Sum
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Gpu
-from telemetry.audit.ledger_audit import audit_ledger
+from telemetry.audit.ledger_audit import audit_month
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.cost_centres.payers import names_of_payers, unsettled_payers
 from telemetry.ledger.cents import cent_differences
 from telemetry.ledger.sums import sum_differences
 from telemetry.models import (
     UNMAPPED_LINE,
+    Adjustment,
+    AdjustmentState,
     Charge,
     ChargedUntil,
     EvidenceDue,
@@ -35,6 +37,7 @@ from telemetry.rollups.host_hours import hosts_by_state, hours_recorded_until
 # Finance may close a month without the samples that hosts still owe, if a person gives a reason.
 SAMPLES_ARRIVED = "every host has sent its samples of the month"
 LINES_MAPPED = "every charged line has a cost centre"
+ADJUSTMENTS_DECIDED = "every credit and adjustment is approved, rejected or withdrawn"
 
 MAX_NAMES = 20
 SHOWN_DIFFERENCES = 5
@@ -128,6 +131,11 @@ def _transfers_charged(span: MonthSpan) -> CheckFigures:
     return not transfers, {"not charged": transfers}
 
 
+def _adjustments_decided(span: MonthSpan) -> CheckFigures:
+    undecided = _undecided_adjustments(span.month)
+    return not undecided, {"undecided": undecided}
+
+
 def _seconds_in_one_bucket(span: MonthSpan) -> CheckFigures:
     wrong = _gpus_with_wrong_seconds(span.month, span.start, span.end)
     return not wrong, {"gpus": wrong[:MAX_NAMES]}
@@ -173,6 +181,7 @@ CHECKS: tuple[CloseCheck, ...] = (
     CloseCheck("every line has a price", _every_line_priced, quick=False),
     CloseCheck(LINES_MAPPED, _every_line_mapped),
     CloseCheck("every change of cost centres is charged", _transfers_charged),
+    CloseCheck(ADJUSTMENTS_DECIDED, _adjustments_decided),
     CloseCheck("every second of every GPU is in exactly one bucket", _seconds_in_one_bucket, quick=False),
     CloseCheck(
         "charged - margin + uncharged and idle + overhead = cost of the GPUs, in each pool", _costs_reconciled
@@ -196,7 +205,7 @@ def audit_check(month: date, now: datetime) -> dict[str, Any]:
 
     The audit reads all lines of the month, which may take a minute. It runs only when the month is closed.
     """
-    found = [str(each) for each in islice(audit_ledger(month, now), SHOWN_DIFFERENCES)]
+    found = [str(each) for each in islice(audit_month(month, now), SHOWN_DIFFERENCES)]
     return _check_result(AUDITED, not found, {"differences": found})
 
 
@@ -244,6 +253,16 @@ def _names_without_cost_centre(month: date) -> dict[str, list[str]]:
         "teams that pay for idle time without a cost centre": set(teams.order_by()),
     }
     return {kind: sorted(names)[:MAX_NAMES] for kind, names in found.items() if names}
+
+
+def _undecided_adjustments(month: date) -> list[dict[str, str]]:
+    """Return the proposed adjustments of a month with their authors, who may not approve them."""
+    waiting = Adjustment.objects.filter(statement__month=month, state=AdjustmentState.PROPOSED)
+    rows = waiting.order_by("pk").values_list("number", "author_name", "cost_centre", "amount")[:MAX_NAMES]
+    return [
+        {"number": number, "author": author, "cost_centre": centre, "amount": str(amount)}
+        for number, author, centre, amount in rows
+    ]
 
 
 def missing_samples(checks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,11 +12,13 @@ from django.db.models import Sum
 
 from scheduler.models import Team
 from telemetry.core.amounts import MICRO, round_parts, split_amount
+from telemetry.core.charge_model import ADJUSTMENT_BUCKETS
 from telemetry.core.currencies import smallest_unit
 from telemetry.ledger.cents import assign_cents
 from telemetry.ledger.locks import lock_ledger
 from telemetry.models import ChargeCell, IdlePayer, Statement, StatementLine
 from telemetry.money.idle_shares import IdleWeights, load_idle_weights
+from telemetry.money.pricing.billing_modes import mark_showback
 from telemetry.money.reconciliation import IDLE_BUCKETS
 
 SLOT_SECOND = Decimal(1)
@@ -34,11 +36,12 @@ def assign_due_cents() -> None:
 
 
 def assign_month_cents(statement: Statement) -> None:
-    """Divide the idle time of an open month, then assign cents to its lines and cells.
+    """Divide the idle time of an open month, mark showback, then assign cents to its lines and cells.
 
     The caller holds ``lock_ledger``.
     """
     _divide_idle_time(statement)
+    mark_showback(statement)
     assign_cents(statement.pk)
 
 
@@ -192,6 +195,7 @@ def _write_team_line(
 def _main_cost_centres(statement: Statement) -> dict[int, str]:
     """Return, by team id, the cost centre that pays the largest part of the team's charges of the month."""
     lines = statement.lines.filter(idle_share=False, team__isnull=False, currency=statement.currency)
+    lines = lines.exclude(bucket__in=ADJUSTMENT_BUCKETS)
     sums = lines.values_list("team", "cost_centre").annotate(total=Sum("charged"))
     best: dict[int, str] = {}
     for team, centre, _ in sorted(sums, key=lambda row: (-row[2], row[1])):

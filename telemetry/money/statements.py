@@ -13,11 +13,12 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Sum
+from django.db.models import QuerySet, Sum
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from scheduler.core.rejection import OperationRejected
 from telemetry.core.amounts import MICRO, ZERO, round_amount
+from telemetry.core.charge_model import ADJUSTMENT_BUCKETS
 from telemetry.ledger.locks import lock_ledger
 from telemetry.models import (
     STATEMENT_TRANSITIONS,
@@ -58,6 +59,7 @@ def statement_totals(month: date) -> dict[str, Any]:
     """Return the totals of a month. For a closed month, these are the stored totals.
 
     ``charged`` and ``cost`` are sums of the cents of statement lines in the currency of the month.
+    ``adjusted`` is the part of ``charged`` that adjustments make; they belong to no pool.
     ``other_currencies`` has the same sums of corrections in other currencies, by currency. ``gpu_hours`` are
     by bucket, without corrections of earlier months. ``pools`` is the cost reconciliation of each pool in
     cents, and ``exact`` is the same reconciliation without rounding.
@@ -71,12 +73,17 @@ def statement_totals(month: date) -> dict[str, Any]:
 def _open_month_totals(month: date) -> dict[str, Any]:
     pools = reconcile_costs(month)
     rows = reconciliation_in_cents(pools)
-    own = StatementLine.objects.filter(statement__month=month, idle_share=False, corrected_month=None)
+    lines = StatementLine.objects.filter(statement__month=month)
+    adjusted = _cents_of(lines.filter(bucket__in=ADJUSTMENT_BUCKETS))
+    own = lines.filter(idle_share=False, corrected_month=None).exclude(bucket__in=ADJUSTMENT_BUCKETS)
     hours = own.values("bucket").annotate(slot_sum=Sum("slot_seconds"))
     currency = currency_of_month(month)
     others = sorted({row["currency"] for row in rows} - {currency})
+    totals = _currency_totals(rows, currency)
     return {
-        **_currency_totals(rows, currency),
+        **totals,
+        "charged": str(Decimal(totals["charged"]) + adjusted),
+        "adjusted": str(adjusted),
         "other_currencies": {other: _currency_totals(rows, other) for other in others},
         "gpu_hours": {
             row["bucket"]: str(round_amount(Decimal(row["slot_sum"]) / SLOT_SECONDS_PER_GPU_HOUR, MICRO))
@@ -88,6 +95,10 @@ def _open_month_totals(month: date) -> dict[str, Any]:
             for pool in pools
         ],
     }
+
+
+def _cents_of(lines: QuerySet[StatementLine]) -> Decimal:
+    return lines.aggregate(total=Sum("charged_cents"))["total"] or ZERO
 
 
 def _currency_totals(rows: Iterable[dict[str, str]], currency: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from django.db.models.functions import Coalesce
 
 from scheduler.models import Pool, Project, Team, Workload
 from telemetry.core.amounts import ZERO
-from telemetry.core.charge_model import CHARGED_BUCKETS
+from telemetry.core.charge_model import ADJUSTMENT_BUCKETS, CHARGED_BUCKETS
 from telemetry.cost_centres.names import cost_centre_labels, labels_at_close
 from telemetry.models import (
     Charge,
@@ -46,6 +46,17 @@ CHARGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "pool": ("pool_id", "pool_name"),
 }
 CELL_DIMENSIONS = frozenset({"workload", "user", "day"})  # a statement line does not have these columns
+AMOUNTS = (
+    "used",
+    "idle",
+    "unmeasured",
+    "reserved_unused",
+    "idle_share",
+    "adjustment",
+    "shown",
+    "charged",
+    "cost",
+)
 DRILL_DOWN = ("cost_centre", "team", "project", "type", "workload")
 # Filters that are no groupings. ``day`` is a date. ``corrected_month`` is the first day of a month,
 # ANY_MONTH for all corrections, or None for the use of the statement's own month.
@@ -57,13 +68,16 @@ ANY_MONTH = "any"
 class ChargeGroup:
     """One row of a chargeback table. All amounts are in cents.
 
-    ``charged = used + idle + unmeasured + reserved_unused + idle_share``
+    ``charged = used + idle + unmeasured + reserved_unused + idle_share + adjustment``
 
     - ``used``: the charge of measured held time, in proportion to its utilisation.
     - ``idle``: the rest of the charge of measured held time.
     - ``unmeasured``: the charge of held time without samples.
     - ``reserved_unused``: the charge of reserved time in which no work ran.
     - ``idle_share``: the part of the pool's idle time that a team pays. ``gpu_hours`` does not include it.
+    - ``adjustment``: the sum of credits and manual adjustments, which have no GPU-hours.
+
+    ``shown`` is the part of ``charged`` that is not invoiced, because its team has showback.
 
     ``corrected_month`` is None for the use of the month itself. Otherwise the row corrects that closed month,
     in the currency of that month.
@@ -78,6 +92,8 @@ class ChargeGroup:
     unmeasured: Decimal
     reserved_unused: Decimal
     idle_share: Decimal
+    adjustment: Decimal
+    shown: Decimal
     charged: Decimal
     cost: Decimal
     coverage: float | None
@@ -196,11 +212,12 @@ def _check_filters(where: Mapping[str, Any]) -> None:
 
 
 def charged_lines(prefix: str = "") -> Q:
-    """Return the filter of the statement lines that somebody pays, with their idle time that teams pay.
+    """Return the filter of the statement lines that somebody pays: also idle time and adjustments.
 
     ``prefix`` is the path to the statement line, such as "line__" for cells.
     """
-    return Q(**{f"{prefix}bucket__in": CHARGED_BUCKETS}) | Q(**{f"{prefix}idle_share": True})
+    paid = CHARGED_BUCKETS | ADJUSTMENT_BUCKETS
+    return Q(**{f"{prefix}bucket__in": paid}) | Q(**{f"{prefix}idle_share": True})
 
 
 def charges_by(
@@ -321,6 +338,7 @@ def _group_sums(
         found = found.filter(charged_lines(line))
     in_use = Q(**{f"{line}bucket": ChargeBucketChoices.USED})
     reserved = Q(**{f"{line}bucket": ChargeBucketChoices.RESERVED_UNUSED})
+    adjusted = Q(**{f"{line}bucket__in": ADJUSTMENT_BUCKETS})
     rows = (
         found.order_by()
         .values(
@@ -338,6 +356,8 @@ def _group_sums(
             idle_sum=Sum("idle_cents"),
             reserved_sum=Coalesce(Sum("charged_cents", filter=reserved), ZERO),
             shared_sum=Coalesce(Sum("charged_cents", filter=shared), ZERO),
+            shown_sum=Coalesce(Sum("charged_cents", filter=Q(**{f"{line}showback": True})), ZERO),
+            adjusted_sum=Coalesce(Sum("charged_cents", filter=adjusted), ZERO),
         )
     )
     # A group whose charges were all reversed can be empty.
@@ -345,7 +365,7 @@ def _group_sums(
 
 
 def _charge_group(row: Mapping[str, Any], key: Any, names: Mapping[Any, str]) -> ChargeGroup:
-    apart = row["reserved_sum"] + row["shared_sum"]
+    apart = row["reserved_sum"] + row["shared_sum"] + row["adjusted_sum"]
     return ChargeGroup(
         key=key,
         name=names.get(key, ""),
@@ -356,6 +376,8 @@ def _charge_group(row: Mapping[str, Any], key: Any, names: Mapping[Any, str]) ->
         unmeasured=row["charged_sum"] - apart - row["used_sum"] - row["idle_sum"],
         reserved_unused=row["reserved_sum"],
         idle_share=row["shared_sum"],
+        adjustment=row["adjusted_sum"],
+        shown=row["shown_sum"],
         charged=row["charged_sum"],
         cost=row["cost_sum"],
         coverage=_coverage(row["covered_sum"], row["held_sum"]),
@@ -365,25 +387,16 @@ def _charge_group(row: Mapping[str, Any], key: Any, names: Mapping[Any, str]) ->
 
 def _total(rows: list[dict[str, Any]], groups: list[ChargeGroup], month: date) -> ChargeGroup:
     covered = [row["covered_sum"] for row in rows if row["covered_sum"] is not None]
+    sums = {name: sum((getattr(group, name) for group in groups), ZERO) for name in AMOUNTS}
     return ChargeGroup(
         key=None,
         name="",
         corrected_month=None,
         gpu_hours=to_gpu_hours(sum(row["slot_sum"] for row in rows)),
-        used=_sum_amounts(group.used for group in groups),
-        idle=_sum_amounts(group.idle for group in groups),
-        unmeasured=_sum_amounts(group.unmeasured for group in groups),
-        reserved_unused=_sum_amounts(group.reserved_unused for group in groups),
-        idle_share=_sum_amounts(group.idle_share for group in groups),
-        charged=_sum_amounts(group.charged for group in groups),
-        cost=_sum_amounts(group.cost for group in groups),
+        **sums,
         coverage=_coverage(sum(covered) if covered else None, sum(row["held_sum"] for row in rows)),
         currency=groups[0].currency if groups else currency_of_month(month),
     )
-
-
-def _sum_amounts(amounts: Iterable[Decimal]) -> Decimal:
-    return sum(amounts, ZERO)
 
 
 def _coverage(covered: float | None, held: float) -> float | None:

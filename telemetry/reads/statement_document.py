@@ -24,6 +24,7 @@ from telemetry.models import (
     StatementLine,
     StatementState,
 )
+from telemetry.money.adjusting.approved_rows import ApprovedAdjustment, approved_adjustments
 from telemetry.money.billing_months import month_bounds
 from telemetry.money.rate_card import load_rates
 
@@ -62,7 +63,11 @@ class DocumentRow:
 
 @dataclass(frozen=True)
 class StatementDocument:
-    """The contents of a cost centre's statement. ``rows`` and ``corrections`` sum to its total.
+    """The contents of a cost centre's statement. Its three lists of amounts sum to its total.
+
+    ``rows`` are charges of the month itself, ``corrections`` those of earlier months, and ``adjustments`` the
+    approved credits and manual adjustments. ``shown`` is the charge of teams with showback: it is in none of
+    the lists, and not in the total.
 
     ``rate_dates`` are the dates of the prices in force in the month. ``parts`` has the amounts of ``rows`` by
     part. ``coverage`` is the measured part of the held time, from 0 to 1; None without held time.
@@ -74,6 +79,8 @@ class StatementDocument:
     teams: tuple[str, ...]
     rate_dates: tuple[datetime, ...]
     coverage: float | None
+    adjustments: tuple[ApprovedAdjustment, ...] = ()
+    shown: Decimal = ZERO
 
     @property
     def charged(self) -> Decimal:
@@ -84,6 +91,11 @@ class StatementDocument:
     def corrected(self) -> Decimal:
         """Return the sum of the corrections of earlier months."""
         return sum((row.amount for row in self.corrections), ZERO)
+
+    @property
+    def adjusted(self) -> Decimal:
+        """Return the sum of the adjustments."""
+        return sum((row.amount for row in self.adjustments), ZERO)
 
     @property
     def parts(self) -> dict[str, Decimal]:
@@ -112,7 +124,21 @@ def statement_document(statement: CostCentreStatement) -> StatementDocument:
         tuple(sorted(teams.order_by())),
         _rate_dates(statement, lines.filter(bucket__in=CHARGED_BUCKETS)),
         _coverage(groups),
+        approved_adjustments(
+            statement.statement,
+            cost_centre=statement.cost_centre,
+            currency=statement.currency,
+            cell__line__showback=False,
+        ),
+        _shown(lines),
     )
+
+
+def _shown(lines: QuerySet[StatementLine]) -> Decimal:
+    """Return the charge of the lines that are not invoiced."""
+    shown = lines.filter(showback=True, shared_out=False)
+    total: Decimal = shown.aggregate(total=Sum("charged_cents", default=ZERO))["total"]
+    return total
 
 
 def _name_column(statement: CostCentreStatement, owner: str) -> str:
@@ -153,6 +179,7 @@ def _grouped_cells(statement: CostCentreStatement, *more: str) -> list[dict[str,
         line__cost_centre=statement.cost_centre,
         line__currency=statement.currency,
         line__shared_out=False,
+        line__showback=False,
     ).filter(Q(line__bucket__in=CHARGED_BUCKETS) | Q(line__idle_share=True))
     groups = cells.order_by().values(
         "line__project_id",

@@ -29,8 +29,10 @@ WRITERS = {
     "Charge": (),
     "NewCharge": ("telemetry/money/charge_rows.py", "telemetry/money/settlement.py"),
     # The lines and cells of charges are written by SQL in telemetry/ledger.
-    "StatementLine": ("telemetry/money/shared_idle.py",),
-    "ChargeCell": ("telemetry/money/shared_idle.py",),
+    "StatementLine": ("telemetry/money/shared_idle.py", "telemetry/money/adjusting/"),
+    "ChargeCell": ("telemetry/money/shared_idle.py", "telemetry/money/adjusting/"),
+    "Adjustment": ("telemetry/money/adjusting/",),
+    "TeamBillingMode": ("telemetry/money/pricing/billing_modes.py",),
     "BillingZone": ("telemetry/money/billing_months.py",),
     "CloseProposal": ("telemetry/money/closing/",),
     "CostCentreStatement": ("telemetry/money/closing/",),

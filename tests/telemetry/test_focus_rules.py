@@ -196,6 +196,7 @@ CHANGES: dict[str, tuple[FocusDataset, int, str, str | None]] = {
         "2026-02-01T00:00:00Z",
     ),
     "BilledCost: 0 for time that is not charged": (COST, 0, "x_Bucket", "preempted"),
+    "ChargeCategory: Credit for credits": (COST, 1, "ChargeCategory", "Credit"),
     "CapacityReservationStatus: Unused for reserved time without work": (
         COST,
         0,

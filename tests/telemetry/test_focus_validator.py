@@ -6,11 +6,13 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from benchmarks.harness import focus_validator
 from benchmarks.harness.focus_validator import FOCUS_VALIDATOR_VERSION, run_focus_validator
 from telemetry.exports.focus.files import focus_csv
+from telemetry.money.shared_idle import assign_due_cents
+from tests.telemetry.test_adjustments import approved, charge, credit_of
 from tests.telemetry.test_focus import COST, OPTIONS, close, everything
 from tests.telemetry.test_statements import MARCH, busy_march
 from tests.world import World
@@ -22,6 +24,10 @@ __all__ = ["busy_march"]
 @pytest.mark.timeout(900)  # installs the validator first
 @pytest.mark.django_db
 def test_focus_validator_finds_no_failure(busy_march: World, tmp_path: Path) -> None:
+    with transaction.atomic():
+        assign_due_cents()
+    approved(busy_march, "-1.00", **credit_of(charge()))
+    approved(busy_march, "7.25", cost_centre="CC-900")
     close(busy_march)
     path = tmp_path / "focus.csv"
     path.write_bytes(b"".join(focus_csv(COST, MARCH, everything(), OPTIONS, "1.2")))

@@ -67,9 +67,11 @@ def test_without_earlier_hours_the_present_price_values_the_hours() -> None:
 def test_corrections_and_shared_idle_time_have_steps_of_their_own() -> None:
     before = [part(None, 5, "10.00", kind="idle"), part(None, 0, "1.00", kind="correction")]
     now = [part(None, 5, "12.00", kind="idle"), part(None, 0, "-22.39", kind="correction")]
+    now += [part(None, 0, "-5.00", kind="adjustment")]
     assert steps(spend_bridge(before, now, [], CENT)) == {
         "idle": Decimal("2.00"),
         "corrections": Decimal("-23.39"),
+        "adjustments": Decimal("-5.00"),
     }
 
 
@@ -88,7 +90,9 @@ PARTS = st.dictionaries(
         for (project, model), (seconds, cents) in groups.items()
     ]
 )
-APART = st.lists(st.tuples(st.sampled_from(["idle", "correction"]), st.integers(-(10**5), 10**5))).map(
+APART = st.lists(
+    st.tuples(st.sampled_from(["idle", "correction", "adjustment"]), st.integers(-(10**5), 10**5))
+).map(
     lambda rows: [SpendPart(None, kind, "", 0, cents * CENT, kind) for kind, cents in rows]  # type: ignore[arg-type]
 )
 

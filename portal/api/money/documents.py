@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal import policy
-from portal.api.base.fields import ResponseSerializer
+from portal.api.base.fields import CurrencyAmount, ResponseSerializer
 from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery, Why
@@ -64,12 +64,26 @@ class DocumentRowShape(ResponseSerializer):
     amount = serializers.DecimalField(max_digits=14, decimal_places=2)
 
 
+class DocumentAdjustmentShape(ResponseSerializer):
+    """A credit or a manual adjustment on a statement."""
+
+    number = serializers.CharField(help_text="such as 2026-10-A1")
+    kind = serializers.CharField(help_text="credit or adjustment")
+    reason = serializers.CharField()
+    author = serializers.CharField()
+    approver = serializers.CharField()
+    credited_month = serializers.DateField(allow_null=True, help_text="month of the credited charges")
+    amount = CurrencyAmount(help_text="negative: less to pay")
+
+
 class DocumentShape(ResponseSerializer):
-    """A statement with its rows. The amounts of ``rows`` and ``corrections`` sum to the total."""
+    """A statement. The amounts of ``rows``, ``corrections`` and ``adjustments`` sum to the total."""
 
     statement = CostCentreStatementShape()
     rows = DocumentRowShape(many=True)
     corrections = DocumentRowShape(many=True)
+    adjustments = DocumentAdjustmentShape(many=True)
+    shown = CurrencyAmount(help_text="charge of teams with showback, which is not in the total")
     coverage = serializers.FloatField(allow_null=True, help_text="measured part of the held time, 0 to 1")
 
 

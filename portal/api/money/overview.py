@@ -127,6 +127,7 @@ class MonthEquationShape(ResponseSerializer):
 
     terms = EquationTermShape(many=True)
     difference = CurrencyAmount(help_text="left side minus right side")
+    adjusted = CurrencyAmount(help_text="sum of credits and adjustments; it is no term")
 
 
 class ChargebackOverviewShape(ResponseSerializer):

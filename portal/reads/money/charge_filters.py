@@ -18,6 +18,7 @@ from portal.models import Membership, User
 from portal.reads.money.charged_months import parse_month
 from portal.wording.pages import money_pages
 from scheduler.models import Pool, Project, Team, Workload, WorkloadType
+from telemetry.core.charge_model import ADJUSTMENT_BUCKETS
 from telemetry.models import Charge, ChargeBucketChoices, CostCentreShare
 from telemetry.money.billing_months import next_month
 from telemetry.reads.chargeback import (
@@ -133,7 +134,8 @@ def _list_filter(
 def _buckets(text: str, lines: QuerySet[Charge], month: date | None) -> str | tuple[str, ...]:
     """Return a bucket, or a tuple of several. Raises ValueError for an unknown bucket."""
     names = tuple(text.split(","))
-    if any(name not in ChargeBucketChoices.values for name in names):
+    known = {*ChargeBucketChoices.values, *ADJUSTMENT_BUCKETS}
+    if any(name not in known for name in names):
         raise ValueError("bucket: unknown")
     return names[0] if len(names) == 1 else names
 
@@ -233,6 +235,8 @@ def _is_visible(viewer: User, name: str, key: int | str) -> bool:
     if name == "type":
         return key in WorkloadType.values
     if name == "cost_centre":
+        if policy.visible_adjustments(viewer).filter(cost_centre=key).exists():
+            return True
         return CostCentreShare.objects.filter(code=key, project__in=_projects(viewer)).exists()
     return policy.visible_gpus(viewer).filter(model=key).exists()
 

@@ -56,19 +56,21 @@ def conservation_equation(month: date) -> dict[str, Any]:
     The equation is: charged - margin + uncharged + idle + overhead = cost. ``pools`` has the amounts of the
     equation for each pool. ``total`` has their sums over all pools. All amounts are in the currency of the
     month. ``difference`` is the left side minus the right side of the totals. ``not_sold`` in the totals is
-    idle plus uncharged.
+    idle plus uncharged. ``adjusted`` is the sum of adjustments. They are not in ``charged``, because they
+    belong to no pool.
     """
-    pools = statements.statement_totals(month)["pools"]
+    totals = statements.statement_totals(month)
     names = ("charged", "margin", "uncharged", "idle", "overhead", "cost")
     own = currency_of_month(month)
     rows = [
         {"pool": row["pool"], **{name: Decimal(row[name]) for name in names}}
-        for row in pools
+        for row in totals["pools"]
         if row.get("currency", own) == own
     ]
     total: dict[str, Any] = {name: sum((row[name] for row in rows), Decimal(0)) for name in names}
     left = total["charged"] - total["margin"] + total["uncharged"] + total["idle"] + total["overhead"]
     total["not_sold"] = total["idle"] + total["uncharged"]
+    total["adjusted"] = Decimal(totals.get("adjusted", 0))
     return {"pools": rows, "total": total, "difference": left - total["cost"]}
 
 

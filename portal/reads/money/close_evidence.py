@@ -224,6 +224,17 @@ def _difference_items(name: str) -> Callable[[Mapping[str, Any], date], Iterator
     return items
 
 
+def _adjustment_items(check: Mapping[str, Any], month: date) -> Iterator[EvidenceItem]:
+    for entry in check["figures"]["undecided"]:
+        text = close_texts.UNDECIDED.format(
+            number=entry["number"],
+            cost_centre=entry["cost_centre"],
+            amount=entry["amount"],
+            author=entry["author"],
+        )
+        yield EvidenceItem(text, reverse("adjustment", args=[entry["number"]]))
+
+
 # By figure of a check: the function that makes the sentences about it.
 _ITEMS: dict[str, Callable[[Mapping[str, Any], date], Iterator[EvidenceItem]]] = {
     "hosts": _host_items,
@@ -232,6 +243,7 @@ _ITEMS: dict[str, Callable[[Mapping[str, Any], date], Iterator[EvidenceItem]]] =
     "models": _model_items,
     "gpus": _gpu_items,
     "pools": _pool_items,
+    "undecided": _adjustment_items,
     "differences": _difference_items("differences"),
     "cents": _difference_items("cents"),
     **{kind: _payer_items(kind) for kind in close_texts.PAYERS},

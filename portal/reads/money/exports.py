@@ -14,7 +14,7 @@ from portal.input_checks import InputChecks, display_value
 from portal.models import Organisation, User
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.documents import correction_reasons, visible_documents
-from portal.wording.money_texts import document_facts, signatures, work_text
+from portal.wording.money_texts import adjustment_people, document_facts, signatures, work_text
 from portal.wording.pages import export_texts
 from portal.wording.pages.correction_texts import cause_sentence
 from portal.wording.pages.statement_texts import PART_LABELS, group_title
@@ -150,6 +150,7 @@ def document_texts() -> DocumentTexts:
         correction_reasons=correction_reasons,
         group_title=group_title,
         work=work_text,
+        adjustment_people=adjustment_people,
         part_labels=PART_LABELS,
         sum_check=export_texts.SUM_CHECK,
     )

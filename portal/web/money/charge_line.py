@@ -10,6 +10,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 
+from portal import policy
 from portal.reads.money.charge_line import ChargeLineDetail, charge_line
 from portal.reads.money.charge_scope import charge_scope
 from portal.web.components.quantities import gpu_model, grouped, short_duration
@@ -35,6 +36,7 @@ def charge_line_page(request: HttpRequest, pk: int) -> HttpResponseBase:
         "line": line,
         "scope": charge_scope(user),
         "currency": detail.currency,
+        "may_adjust": detail.is_charged and policy.may(user, "adjustment.change"),
         "bucket": charge_line_texts.bucket_label(line),
         "gpus": Decimal(line.slots) / SLOTS_PER_GPU,
         "share": charge_line_texts.share_text(line.share_percent),

@@ -10,7 +10,16 @@ from portal.streamed_file import StreamedFile
 from portal.web.page.csv_export import complete_csv_response
 from telemetry.reads.chargeback import ChargeGroup, ChargeTable
 
-AMOUNT_COLUMNS = ("gpu_hours", "used", "idle", "unmeasured", "reserved_unused", "idle_share", "charged")
+AMOUNT_COLUMNS = (
+    "gpu_hours",
+    "used",
+    "idle",
+    "unmeasured",
+    "reserved_unused",
+    "idle_share",
+    "adjustment",
+    "charged",
+)
 # The column that says whose charges the file has: a value of ``ChargeScope.kind``.
 SCOPE_COLUMN = "scope"
 
@@ -45,7 +54,8 @@ def _group_name(group: ChargeGroup, dimension: str) -> str:
 
 
 def _group_cells(group: ChargeGroup, with_cost: bool) -> list[Any]:
-    parts = [group.used, group.idle, group.unmeasured, group.reserved_unused, group.idle_share]
+    parts = [group.used, group.idle, group.unmeasured, group.reserved_unused]
+    parts += [group.idle_share, group.adjustment]
     cost = [group.cost] if with_cost else []
     coverage = None if group.coverage is None else f"{group.coverage:.4f}"
     corrected = _month_text(group.corrected_month)

@@ -3,9 +3,16 @@
 from django.urls import path
 
 from portal.web.money import budgets, charge_line, chargeback, exports, idle_payer, rate_card, utilisation
+from portal.web.money.adjusting import adjustment_pages
 from portal.web.money.charges import lines as charge_lines
 from portal.web.money.charges import tree as charge_tree
-from portal.web.money.closing import billing_settings, cost_centre_statements, month_close, unusual_spend
+from portal.web.money.closing import (
+    billing_settings,
+    cost_centre_statements,
+    month_close,
+    showback,
+    unusual_spend,
+)
 from portal.web.money.cost_centres import import_page
 from portal.web.money.cost_centres import views as centre_views
 from portal.web.money.overview import files as overview_files
@@ -23,7 +30,11 @@ urlpatterns = [
     path("chargeback/<str:month>/export/", exports.export, name="export"),
     path("chargeback/<str:month>/days.csv", overview_files.days_csv, name="chargeback-days"),
     path("chargeback/<str:month>/changes.csv", overview_files.changes_csv, name="chargeback-changes"),
+    path("chargeback/adjustments/", adjustment_pages.adjustments, name="adjustments"),
+    path("chargeback/adjustments/new/", adjustment_pages.new_adjustment, name="adjustment-new"),
+    path("chargeback/adjustments/<slug:number>/", adjustment_pages.adjustment, name="adjustment"),
     path("chargeback/settings/", billing_settings.billing_settings, name="billing-settings"),
+    path("chargeback/settings/showback/", showback.showback, name="showback"),
     path("chargeback/statements/", cost_centre_statements.statement_list, name="cost-centre-statements"),
     path(
         "chargeback/statements/<path:number>/",

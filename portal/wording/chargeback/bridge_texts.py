@@ -19,6 +19,7 @@ STEP_LABELS = {
     "new": "New projects",
     "idle": "Shared idle time",
     "corrections": "Corrections",
+    "adjustments": "Credits and adjustments",
 }
 # What each step means, for the documentation of the API.
 STEP_MEANINGS = {
@@ -28,6 +29,7 @@ STEP_MEANINGS = {
     "new": "projects without a charge in the month before",
     "idle": "idle time that teams pay",
     "corrections": "corrections of earlier months",
+    "adjustments": "credits and manual adjustments",
 }
 
 

@@ -14,6 +14,7 @@ COLUMN_LABELS = {
     "unmeasured": "No reading",
     "reserved_unused": "Not taken",
     "idle_share": "Share of idle GPUs",
+    "adjustment": "Adjustments",
     "charged": "Charged",
     "budget": "Of budget",
 }
@@ -25,6 +26,7 @@ NO_KEY = {
     "workload": "No workload: nothing ran",
     "type": "No workload",
 }
+ADJUSTMENTS_ONLY = "credits and adjustments"
 SHARE_OF_IDLE = "share of idle GPUs"
 PATH_ALLOWED = "the path of a row of this table, at most {most} of them"
 SEARCH_TOO_LONG = "at most {most} characters"

@@ -17,8 +17,8 @@ ALLOWED_FILTERS = {
     "pool": "a pool that you may see",
     "model": "the model of a GPU that you may see, such as H100-80GB",
     "bucket": (
-        "used, reserved_unused, preempted, hardware_lost, unallocated, unhealthy or maintenance, or several "
-        "with commas between them"
+        "used, reserved_unused, preempted, hardware_lost, unallocated, unhealthy, maintenance, credit "
+        "or adjustment, or several with commas between them"
     ),
     "day": "a day of the month, or of a month that it corrects, such as 2026-03-12",
     "corrected_month": "a month that the statement corrects, such as 2026-02, any or none",

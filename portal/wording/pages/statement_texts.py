@@ -17,6 +17,12 @@ DIGEST_UNSIGNED = "The digest of {month:%B %Y} is valid: no row of the month has
 DIGEST_WRONG = "{month:%B %Y} does not verify: {problems}."
 NO_DOCUMENT = "No cost centre was charged in this month."
 ZONE_SET = "Billing months are in {zone} from {month:%B %Y} on."
+BILLING_MODES = {
+    "chargeback": "Chargeback: the charges are invoiced",
+    "showback": "Showback: the charges are shown, not invoiced",
+}
+BILLING_MODE_HINT = "A month that is not closed."
+BILLING_MODE_SET = "{team} has {mode} from {month:%B %Y} on."
 BILLING_SAVED = "The settings of billing are saved."
 
 

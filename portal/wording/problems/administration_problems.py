@@ -27,6 +27,11 @@ VALID_FROM_IS_CHARGED = (
     "valid_from is {valid_from}, but {what} is already charged until {until}; allowed: {allowed} or later."
 )
 MONTH_WITHOUT_CHARGES = "month is {month:%Y-%m}, before the first charge; allowed: {first:%Y-%m} or later."
+BILLING_MODE_MONTH = (
+    "first_month is {month:%Y-%m}; allowed: from {earliest:%Y-%m}, the first month that is not closed, to"
+    " {latest:%Y-%m}."
+)
+BILLING_MODE_IS_THE_SAME = "mode is {mode}, which {team} has in {month:%Y-%m} already; allowed: {allowed}."
 BILLING_ZONE_MONTH = (
     "first_month is {month:%Y-%m}; allowed: {earliest:%Y-%m} to {latest:%Y-%m}, months in which nothing is "
     "charged yet."

@@ -64,7 +64,7 @@ def statement_data(document: StatementDocument, decimals: int, texts: DocumentTe
 
     reasons = texts.correction_reasons(row) if document.corrections else {}
     checks = [(check["check"], check["ok"], "") for check in statement.checks if statement.closed_at]
-    difference = document.charged + document.corrected - row.total
+    difference = document.charged + document.corrected + document.adjusted - row.total
     checks.append((texts.sum_check, difference == 0, amount(difference)))
     return {
         "number": _plain(row.number),
@@ -98,6 +98,17 @@ def statement_data(document: StatementDocument, decimals: int, texts: DocumentTe
             }
             for each in document.corrections
         ],
+        "adjusted": amount(document.adjusted),
+        "adjustments": [
+            {
+                "number": each.number,
+                "reason": _plain(each.reason),
+                "people": _plain(texts.adjustment_people(each)),
+                "amount": amount(each.amount),
+            }
+            for each in document.adjustments
+        ],
+        "shown": amount(document.shown) if document.shown else "",
         "total": amount(row.total),
         "checks": [{"text": text, "passed": ok, "figure": figure} for text, ok, figure in checks],
         "digest": statement.digest if statement.closed_at else "",

@@ -16,6 +16,7 @@ from django.db import connection, transaction
 from django.db.models import Max, Min
 
 from telemetry.exports.export_model import ExportOptions, ExportScope
+from telemetry.exports.export_rows import adjustment_filters
 from telemetry.exports.focus.columns import (
     PARQUET_TYPES,
     FocusColumn,
@@ -26,6 +27,7 @@ from telemetry.exports.focus.columns import (
 )
 from telemetry.exports.focus.focus_month import FocusMonth, load_focus_month, reference_numbers
 from telemetry.exports.focus.queries import (
+    INVOICED_BUCKETS,
     OWNED_BUCKETS,
     billing_period_sql,
     charges_sql,
@@ -33,7 +35,7 @@ from telemetry.exports.focus.queries import (
     other_charges_sql,
 )
 from telemetry.exports.focus.row_values import FocusSource
-from telemetry.models import Charge, StatementLine
+from telemetry.models import Adjustment, AdjustmentState, Charge, StatementLine
 from telemetry.reads.chargeback import CELL_DIMENSIONS, charge_lines, sums_condition
 
 IDS_PER_QUERY = 50_000  # charge lines that one query formats and sorts
@@ -196,6 +198,12 @@ def _idle_lines(facts: FocusMonth, scope: ExportScope) -> list[int]:
     return sorted(lines.filter(sums_condition(scope.where, from_cells=False)).values_list("pk", flat=True))
 
 
+def _adjustments(facts: FocusMonth, scope: ExportScope) -> list[int]:
+    """Return the ids of the approved adjustments that an export contains."""
+    rows = Adjustment.objects.filter(statement=facts.statement, state=AdjustmentState.APPROVED)
+    return sorted(rows.filter(**adjustment_filters(scope)).values_list("pk", flat=True))
+
+
 def _parameters(facts: FocusMonth, scope: ExportScope) -> dict[str, Any]:
     """Return the parameters of all queries."""
     state = ("Closed", "Issued") if facts.is_closed else ("Open", "Open")
@@ -215,7 +223,9 @@ def _parameters(facts: FocusMonth, scope: ExportScope) -> dict[str, Any]:
         "scope": scope.kind,
         "buckets": list(OWNED_BUCKETS),
         **_lookup_tables(facts),
+        "invoiced": list(INVOICED_BUCKETS),
         "idle_lines": _idle_lines(facts, scope),
+        "adjustments": _adjustments(facts, scope),
         "with_rounding": scope.is_whole,
     }
 

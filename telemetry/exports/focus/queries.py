@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from telemetry.core.charge_model import CHARGED_BUCKETS, HELD_BUCKETS
+from telemetry.core.charge_model import ADJUSTMENT_BUCKETS, CHARGED_BUCKETS, HELD_BUCKETS
 from telemetry.exports.focus.columns import FocusColumn
 from telemetry.exports.focus.row_values import (
     FocusSource,
+    adjustment_values,
     billing_period_values,
     charge_values,
     idle_share_values,
@@ -19,6 +20,7 @@ from telemetry.exports.focus.row_values import (
 
 # Time that somebody held or reserved. Other time is nobody's; it is charged only as shared idle time.
 OWNED_BUCKETS = tuple(sorted(str(bucket) for bucket in CHARGED_BUCKETS | HELD_BUCKETS))
+INVOICED_BUCKETS = tuple(sorted((*OWNED_BUCKETS, *ADJUSTMENT_BUCKETS)))
 
 _LOOKUPS = """
     invoices AS (
@@ -60,7 +62,7 @@ def charges_sql(columns: Iterable[FocusColumn], source: FocusSource, visible: st
         AND coalesce(l.project_id, 0) = coalesce(c.project_id, 0)
         AND coalesce(l.corrected_month, %(month)s) = CASE WHEN c.start >= %(start)s THEN %(month)s
             ELSE (SELECT m.month FROM corrected m WHERE c.start >= m.first AND c.start < m.last) END
-    LEFT JOIN invoices i ON i.cost_centre = c.cost_centre AND i.currency = l.currency
+    LEFT JOIN invoices i ON i.cost_centre = c.cost_centre AND i.currency = l.currency AND NOT l.showback
     LEFT JOIN telemetry_pricefactor pf ON pf.id = c.priority_factor_id
     LEFT JOIN telemetry_pricefactor tf ON tf.id = c.type_factor_id
     WHERE c.month = %(month)s AND c.id >= %(low)s AND c.id < %(high)s AND c.bucket = ANY(%(buckets)s)
@@ -69,19 +71,29 @@ def charges_sql(columns: Iterable[FocusColumn], source: FocusSource, visible: st
 
 
 def other_charges_sql(columns: Iterable[FocusColumn], source: FocusSource) -> str:
-    """Return the query for shared idle time and for the rounding of invoices."""
+    """Return the query for shared idle time, for adjustments, and for the rounding of invoices."""
     wanted = tuple(columns)
     return f"""WITH {_LOOKUPS},
     idle AS (
         SELECT row_number() OVER (ORDER BY l.id) AS place, {select_list(wanted, idle_share_values(source))}
         FROM telemetry_statementline l
-        LEFT JOIN invoices i ON i.cost_centre = l.cost_centre AND i.currency = l.currency
+        LEFT JOIN invoices i ON i.cost_centre = l.cost_centre AND i.currency = l.currency AND NOT l.showback
         LEFT JOIN corrected m ON m.month = l.corrected_month {_NAMED}
         WHERE l.statement_id = %(statement)s AND l.id = ANY(%(idle_lines)s)),
+    adjustments AS (
+        SELECT 1000000 + row_number() OVER (ORDER BY a.id) AS place,
+            {select_list(wanted, adjustment_values(source))}
+        FROM telemetry_adjustment a
+        JOIN telemetry_chargecell cell ON cell.id = a.cell_id
+        JOIN telemetry_statementline l ON l.id = cell.line_id
+        LEFT JOIN telemetry_charge c ON c.id = a.charge_id
+        LEFT JOIN invoices i ON i.cost_centre = a.cost_centre AND i.currency = a.currency AND NOT l.showback
+            {_NAMED}
+        WHERE a.statement_id = %(statement)s AND a.id = ANY(%(adjustments)s)),
     rounding AS (
-        SELECT 1000000 + i.position AS place, {select_list(wanted, rounding_values(source))}
+        SELECT 2000000 + i.position AS place, {select_list(wanted, rounding_values(source))}
         FROM invoices i WHERE %(with_rounding)s)
-    {_in_place(wanted, ("idle", "rounding"))}"""
+    {_in_place(wanted, ("idle", "adjustments", "rounding"))}"""
 
 
 def invoice_detail_sql(columns: Iterable[FocusColumn], source: FocusSource) -> str:
@@ -96,8 +108,8 @@ def invoice_detail_sql(columns: Iterable[FocusColumn], source: FocusSource) -> s
         LEFT JOIN corrected_invoices r
             ON r.month = l.corrected_month AND r.cost_centre = l.cost_centre AND r.currency = l.currency
         {_NAMED}
-        WHERE l.statement_id = %(statement)s AND NOT l.shared_out
-            AND (l.idle_share OR l.bucket = ANY(%(buckets)s))),
+        WHERE l.statement_id = %(statement)s AND NOT l.shared_out AND NOT l.showback
+            AND (l.idle_share OR l.bucket = ANY(%(invoiced)s))),
     rounding AS (
         SELECT 10000000 + i.position AS place, {select_list(wanted, invoice_rounding_values(source))}
         FROM invoices i)

@@ -2,7 +2,7 @@
 
 PostgreSQL formats every value, so that files with millions of rows are written quickly. A column without an
 expression is null. Tables: ``c`` charge line, ``e`` its evidence, ``g`` its GPU, ``p`` its price, ``l``
-statement line, ``i`` invoice, ``m`` corrected month, ``r`` corrected invoice.
+statement line, ``a`` adjustment, ``i`` invoice, ``m`` corrected month, ``r`` corrected invoice.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ _UNMAPPED = "'unmapped'"  # account of charges without a cost centre; only open 
 _USE_TEXTS = """CASE {bucket} WHEN 'used' THEN 'in use' WHEN 'reserved_unused' THEN 'reserved, not used'
     WHEN 'preempted' THEN 'lost to a preemption, not charged' WHEN 'hardware_lost'
     THEN 'lost to hardware, not charged' ELSE 'share of idle time' END"""
+_LINE_TEXT = f"""CASE l.bucket WHEN 'credit' THEN 'credits' WHEN 'adjustment' THEN 'manual adjustments'
+    ELSE l.model || ': ' || {_USE_TEXTS.format(bucket="l.bucket")} END"""
 _PERIOD = {"BillingPeriodStart": "%(period_start)s", "BillingPeriodEnd": "%(period_end)s"}
 _ONE_ISSUER = dict.fromkeys(
     ("InvoiceIssuerName", "ServiceProviderName", "HostProviderName", "ProviderName", "PublisherName"),
@@ -69,7 +71,7 @@ def charge_values(source: FocusSource) -> dict[str, str]:
     return {
         **_shared_values(source, "c.cost_centre", "coalesce(l.currency, %(currency)s)"),
         **_price_values(),
-        "BilledCost": "c.charged",
+        "BilledCost": "CASE WHEN l.showback THEN 0.000000 ELSE c.charged END",
         "CapacityReservationId": reservation,
         "CapacityReservationStatus": (
             f"CASE WHEN {reservation} IS NOT NULL THEN "
@@ -136,6 +138,7 @@ def idle_share_values(source: FocusSource) -> dict[str, str]:
     return {
         **_shared_values(source, "l.cost_centre", "l.currency"),
         **_adjustment("l.charged"),
+        "BilledCost": "CASE WHEN l.showback THEN 0.000000 ELSE l.charged END",
         "ChargeClass": "CASE WHEN l.corrected_month IS NOT NULL THEN 'Correction' END",
         "ChargeDescription": source.text(f"l.model || ': ' || {_USE_TEXTS.format(bucket='l.bucket')}"),
         "ChargePeriodStart": _time("coalesce(m.first, %(start)s)"),
@@ -147,6 +150,28 @@ def idle_share_values(source: FocusSource) -> dict[str, str]:
         "x_PoolName": source.name("pool"),
         "x_Simulated": "'false'",
         "x_TeamName": source.name("team"),
+    }
+
+
+def adjustment_values(source: FocusSource) -> dict[str, str]:
+    """Return the expressions for an approved credit or manual adjustment."""
+    return {
+        **_shared_values(source, "a.cost_centre", "a.currency"),
+        **_adjustment(_amount("a.amount")),
+        "BilledCost": f"CASE WHEN l.showback THEN 0.000000 ELSE {_amount('a.amount')} END",
+        "ChargeCategory": "initcap(a.kind)",
+        "ChargeDescription": source.text("a.kind || ' ' || a.number || ': ' || a.reason"),
+        "ChargePeriodStart": _time("%(start)s"),
+        "ChargePeriodEnd": _time("%(end)s"),
+        "InvoiceDetailId": "CASE WHEN i.number IS NOT NULL THEN 'line/' || l.id END",
+        "SubAccountId": "'project/' || a.project_id",
+        "SubAccountName": source.name("project"),
+        "x_Bucket": "a.kind",
+        "x_Simulated": "'false'",
+        "x_TeamName": source.name("team"),
+        "x_UserName": source.text("c.user_name"),
+        "x_WorkloadId": "'workload/' || c.workload_id",
+        "x_WorkloadName": source.text("c.workload_name"),
     }
 
 
@@ -167,7 +192,7 @@ def rounding_values(source: FocusSource) -> dict[str, str]:
 def invoice_line_values(source: FocusSource) -> dict[str, str]:
     """Return the expressions for the record of a statement line on its invoice."""
     grain = (
-        "json_strip_nulls(json_build_object('ServiceName', 'GPU pool', 'SkuId', l.model, "
+        "json_strip_nulls(json_build_object('ServiceName', 'GPU pool', 'SkuId', nullif(l.model, ''), "
         "'SubAccountId', 'project/' || l.project_id, 'x_Bucket', l.bucket, "
         "'x_CorrectedMonth', to_char(l.corrected_month, 'YYYY-MM'), 'x_PoolId', l.pool_id, "
         "'x_TeamId', l.team_id, 'x_WorkloadType', nullif(l.workload_type, '')))::text"
@@ -175,8 +200,11 @@ def invoice_line_values(source: FocusSource) -> dict[str, str]:
     return {
         **_invoice_values(source),
         "BilledCost": _amount("l.charged_cents"),
-        "ChargeCategory": "CASE WHEN l.idle_share THEN 'Adjustment' ELSE 'Usage' END",
-        "InvoiceDetailDescription": source.text(f"l.model || ': ' || {_USE_TEXTS.format(bucket='l.bucket')}"),
+        "ChargeCategory": (
+            "CASE WHEN l.bucket IN ('credit', 'adjustment') THEN initcap(l.bucket) "
+            "WHEN l.idle_share THEN 'Adjustment' ELSE 'Usage' END"
+        ),
+        "InvoiceDetailDescription": source.text(_LINE_TEXT),
         "InvoiceDetailGrain": grain,
         "InvoiceDetailId": "'line/' || l.id",
         "ReferenceInvoiceId": source.text("coalesce(r.number, i.number)"),

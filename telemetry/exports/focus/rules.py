@@ -156,8 +156,17 @@ _ROW_RULES: dict[FocusDataset, tuple[tuple[FocusRule, tuple[FocusVersion, ...]],
         (_null_together("InvoiceId", "InvoiceDetailId"), _NEW),
         (
             FocusRule(
+                # The rows of showback are on no invoice and have a BilledCost of 0.
                 "EffectiveCost: BilledCost without Usage",
-                f"ChargeCategory <> 'Usage' AND {_number('EffectiveCost')} <> {_number('BilledCost')}",
+                f"ChargeCategory <> 'Usage' AND {_number('EffectiveCost')} <> {_number('BilledCost')} "
+                f"AND NOT (InvoiceId IS NULL AND {_number('BilledCost')} = 0)",
+            ),
+            _BOTH,
+        ),
+        (
+            FocusRule(
+                "ChargeCategory: Credit for credits",
+                "(x_Bucket = 'credit') <> (ChargeCategory = 'Credit')",
             ),
             _BOTH,
         ),

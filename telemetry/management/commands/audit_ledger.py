@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from telemetry.audit.ledger_audit import audit_ledger
+from telemetry.audit.ledger_audit import audit_month
 from telemetry.management.commands._month_argument import month_argument
 
 
@@ -21,7 +21,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         month, count = options["month"], 0
-        for difference in audit_ledger(month, timezone.now()):
+        for difference in audit_month(month, timezone.now()):
             count += 1
             self.stdout.write(json.dumps(difference.as_json()) if options["json"] else str(difference))
         if count:

@@ -9,6 +9,7 @@ from decimal import Decimal
 
 from django.db.models import Q, Sum
 
+from telemetry.core.amounts import ZERO
 from telemetry.models import (
     Budget,
     BudgetMeasure,
@@ -67,14 +68,16 @@ def make_documents(statement: Statement, terms: StatementTerms, closed_on: date)
 
 
 def cost_centre_totals(statement: Statement) -> list[tuple[str, str, Decimal]]:
-    """Return (code, currency, charge) of each cost centre that has a line in a month, in order of the codes.
+    """Return (code, currency, total) of each cost centre that has a line in a month, in order of the codes.
 
-    If a cost centre has several currencies, the currency of the month comes first.
+    The total is the charge that is invoiced. Lines of showback do not count. If a cost centre has several
+    currencies, the currency of the month comes first.
     """
     lines = statement.lines.filter(shared_out=False).exclude(cost_centre="")
     # If all charges of a line are reversed, the line is empty.
     lines = lines.exclude(Q(slot_seconds=0, charged_cents=0, cost_cents=0))
-    totals = lines.values_list("cost_centre", "currency").annotate(total=Sum("charged_cents"))
+    invoiced = Sum("charged_cents", filter=Q(showback=False), default=ZERO)
+    totals = lines.values_list("cost_centre", "currency").annotate(total=invoiced)
     return sorted(totals, key=lambda row: (row[0], row[1] != statement.currency, row[1]))
 
 

@@ -25,7 +25,8 @@ PROPOSAL_LIFETIME = timedelta(days=3)
 _LINES_DIGEST = """
 SELECT encode(sha256(convert_to(coalesce(string_agg(json_build_array(id, pool_id, cost_centre, team_id,
         project_id, workload_type, model, bucket, corrected_month, idle_share, shared_out, slot_seconds,
-        cost_cents::text, charged_cents::text)::text, E'\\n' ORDER BY id), ''), 'UTF8')), 'hex')
+        cost_cents::text, charged_cents::text)::text
+        || CASE WHEN showback THEN ' showback' ELSE '' END, E'\\n' ORDER BY id), ''), 'UTF8')), 'hex')
 FROM telemetry_statementline WHERE statement_id = %s"""
 
 

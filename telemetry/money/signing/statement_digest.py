@@ -13,7 +13,9 @@ Array elements are separated by a comma and a space, and letters outside ASCII a
    the month's end
 5. ``["line", ...]``: each line of the statement
 6. ``["document", ...]``: the statement of each cost centre
-7. ``["charge", ...]``: each charge line of the month
+7. ``["adjustment", ...]``: each credit and manual adjustment of the month, also the rejected ones
+8. ``["showback", ...]``: the id of each line whose charge is not invoiced
+9. ``["charge", ...]``: each charge line of the month
 
 Each group is in order of id. Amounts are strings with all their decimals. Times are strings with the seconds
 since 1970 (UTC) and six decimals. The columns stand in the order of ``ROWS_SQL``.
@@ -76,6 +78,18 @@ ROWS_SQL = (
     SELECT json_build_array('document', id, number, cost_centre, currency, sequence, name, postal_address,
         purchase_order, issuer, tax_text, due_on, total::text, budget::text)::text
     FROM telemetry_costcentrestatement WHERE statement_id = %(statement)s ORDER BY id
+    """,
+    # Months that were closed before adjustments existed have none, so their text is the same.
+    f"""
+    SELECT json_build_array('adjustment', id, number, kind, cost_centre, team_id, project_id, currency,
+        amount::text, reason, credited_id, line_id, charge_id, withdraws_id, day, author_id, author_name,
+        {_time("proposed_at")}, state, decided_by_id, decided_by_name, {_time("decided_at")},
+        cell_id, decision_note)::text
+    FROM telemetry_adjustment WHERE statement_id = %(statement)s ORDER BY id
+    """,
+    """
+    SELECT json_build_array('showback', id)::text
+    FROM telemetry_statementline WHERE statement_id = %(statement)s AND showback ORDER BY id
     """,
     f"""
     SELECT json_build_array('charge', id, pool_id, bucket, day, {_time("start")}, {_time('"end"')}, slots,

@@ -12,6 +12,7 @@ from django.db.models import F, Q, QuerySet, Sum
 
 from telemetry.core.amounts import ZERO
 from telemetry.core.billing_calendar import next_month
+from telemetry.core.charge_model import ADJUSTMENT_BUCKETS
 from telemetry.core.currencies import smallest_unit
 from telemetry.core.spend_bridge import SpendBridge, SpendPart, spend_bridge
 from telemetry.models import ChargeCell, StatementLine, StatementLineDay
@@ -123,7 +124,9 @@ def _parts_of(month: date, rows: list[dict[str, Any]]) -> list[SpendPart]:
     ]
 
 
-def _kind_of(row: dict[str, Any]) -> Literal["use", "idle", "correction"]:
+def _kind_of(row: dict[str, Any]) -> Literal["use", "idle", "correction", "adjustment"]:
     if row["corrected"] is not None:
         return "correction"
+    if row["group_bucket"] in ADJUSTMENT_BUCKETS:
+        return "adjustment"
     return "idle" if row["group_idle_share"] else "use"

@@ -51,10 +51,21 @@ PRICE_FACTOR = {"priority": "low", "factor": "0.8", "valid_from": SOON.isoformat
 CURRENCY = {"currency": "JPY", "first_month": f"{datetime.now(UTC).year + 1}-01-01"}
 REFUND_LIMIT = {"pool": "shared", "forgiven_minutes": 30, "valid_from": SOON.isoformat()}
 BILLING_ZONE = {"first_month": f"{LATER + timedelta(days=100):%Y-%m}-01", "time_zone": "Europe/Berlin"}
+BILLING_MODE = {
+    "team": "vision",
+    "mode": "showback",
+    "first_month": f"{datetime.now(UTC):%Y-%m}-01",
+}
 COST_SPLIT = {
     "project": "vision/vision-main",
     "shares": [{"code": "CC-1", "percent": "100"}],
     "valid_from": SOON.isoformat(),
+}
+ADJUSTMENT = {
+    "month": f"{datetime.now(UTC):%Y-%m}-01",
+    "amount": "-1.00",
+    "reason": "slow host",
+    "cost_centre": "CC-9",
 }
 BUDGET = {"team": "vision", "month": f"{datetime.now(UTC):%Y-%m}-01", "amount": "1.00"}
 
@@ -215,8 +226,17 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ),
     ("GET", "cost-centre-statements/"): ({}, ALL),
     ("GET", "cost-centre-statements/{number}/"): ({}, (404,) * 8),
+    ("GET", "adjustments/"): ({}, ALL),
+    # 400: the directory has no cost centre CC-9.
+    ("POST", "adjustments/"): (ADJUSTMENT, (403, 403, 403, 403, 403, 403, 400, 403)),
+    ("GET", "adjustments/{number}/"): ({}, (404,) * 8),
+    ("POST", "adjustments/{number}/approve/"): ({}, (404,) * 8),
+    ("POST", "adjustments/{number}/reject/"): ({"note": "no"}, (404,) * 8),
+    ("POST", "adjustments/{number}/withdraw/"): ({"reason": "wrong"}, (404,) * 8),
     ("GET", "billing/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
     ("PUT", "billing/"): ({"payment_days": 14}, (403, 403, 403, 403, 403, 403, 200, 403)),
+    ("GET", "billing/modes/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
+    ("POST", "billing/modes/"): (BILLING_MODE, (403, 403, 403, 400, 400, 403, 201, 403)),
     ("GET", "billing/zones/"): ({}, (403, 403, 403, 403, 403, 403, 200, 200)),
     ("POST", "billing/zones/"): (BILLING_ZONE, FINANCE_MAKES),
     ("GET", "refund-limits/"): ({}, ALL),
@@ -311,6 +331,7 @@ def named(today_world: World) -> dict[str, str]:
         "statements": "2199-01",
         "cost-centre-statements": "2199-01/CC-9/1",
         "cost-centres": "CC-1",
+        "adjustments": "2199-01-A1",
     }
 
 

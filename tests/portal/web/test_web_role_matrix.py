@@ -136,6 +136,10 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "cost-centre-split": ("GET", FINANCE),
     "cost-centre-import": ("GET", FINANCE),
     "unusual-spend": ("GET", (200, 404, 200, 404, 404, 404, 200, 200)),
+    "showback": ("GET", (403, 403, 403, 403, 403, 403, 200, 200)),
+    "adjustments": ("GET", ALL),
+    "adjustment-new": ("GET", FINANCE),
+    "adjustment": ("GET", (404,) * 8),  # nobody has proposed one
     "month-close": ("GET", (403, 403, 403, 403, 403, 403, 200, 200)),
     "export": ("GET", (404,) * 8),  # the address lacks the kind of the export
     "idle-payer": ("GET", (403, 403, 403, 403, 403, 403, 200, 200)),
@@ -245,6 +249,7 @@ class SampleObjects:
             "charge-line": [self.charge.pk],
             "unusual-spend": [self.unusual_spend.pk],
             "cost-centre": ["CC-1"],
+            "adjustment": ["2199-01-A1"],
             "team": ["vision"],
             "quota-change": ["vision"],
             "budget-request": ["vision"],

@@ -32,12 +32,14 @@ class PoolEquation:
 class MonthEquation:
     """The equation of a month: the signed terms sum to the last one, the cost of the GPUs.
 
-    ``difference`` is the left side minus the right side; 0 if it adds up.
+    ``difference`` is the left side minus the right side; 0 if it adds up. ``adjusted`` is the sum of credits
+    and adjustments: they belong to no pool, so they are no term.
     """
 
     terms: tuple[EquationTerm, ...]
     difference: Decimal
     pools: tuple[PoolEquation, ...]
+    adjusted: Decimal
 
     @property
     def holds(self) -> bool:
@@ -64,6 +66,7 @@ def month_equation(conservation: dict[str, Any]) -> MonthEquation:
             PoolEquation(row["pool"], tuple(_amount(row, key) for key, _ in TERMS))
             for row in conservation["pools"]
         ),
+        conservation["total"]["adjusted"],
     )
 
 

@@ -65,8 +65,13 @@ def tree_context(
     return {
         "tree": tree,
         "table": tree.table,
-        "headings": headings(links, has_idle_share=bool(tree.table.total.idle_share)),
+        "headings": headings(
+            links,
+            has_idle_share=bool(tree.table.total.idle_share),
+            has_adjustment=bool(tree.table.total.adjustment),
+        ),
         "has_idle_share": bool(tree.table.total.idle_share),
+        "has_adjustment": bool(tree.table.total.adjustment),
         "rows": list(level_rows(links, tree.root, tree_scale(tree.table))),
         "total_since": tree.since,
         "total_lines": lines_url(month, where),
@@ -115,6 +120,7 @@ def charge_tree_rows(request: HttpRequest) -> HttpResponseBase:
     context = {
         "rows": list(level_rows(TreeLinks(month, where, address), level, tree_scale(root))),
         "has_idle_share": bool(root.total.idle_share),
+        "has_adjustment": bool(root.total.adjustment),
         "currency": root.currency,
     }
     return render(request, "manage/charge_tree_rows.html", context)

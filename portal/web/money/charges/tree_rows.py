@@ -80,14 +80,16 @@ class TreeLinks:
         return query
 
 
-def headings(links: TreeLinks, *, has_idle_share: bool) -> list[dict[str, Any]]:
+def headings(links: TreeLinks, *, has_idle_share: bool, has_adjustment: bool) -> list[dict[str, Any]]:
     """Return the headings of the table, each with the link that sorts by its column."""
     address = links.address
     first = charge_tree_texts.first_column(DIMENSION_LABELS[address.by], len(address.levels))
     labels = {"name": first, **charge_tree_texts.COLUMN_LABELS}
     labels["since"] = charge_tree_texts.since_heading(previous_month(links.month))
     columns = ["name", "gpu_hours", "used", "idle", "unmeasured", "reserved_unused"]
-    columns += (["idle_share"] if has_idle_share else []) + ["charged", "since", "budget"]
+    columns += ["idle_share"] if has_idle_share else []
+    columns += ["adjustment"] if has_adjustment else []
+    columns += ["charged", "since", "budget"]
     found = []
     for name in columns:
         order = {name: "ascending", f"-{name}": "descending"}.get(address.sort, "")
@@ -137,6 +139,8 @@ def node_name(dimension: str, group: ChargeGroup) -> str:
     if group.key not in (None, ""):
         return group.name or str(group.key)
     if dimension == "project":
+        if group.adjustment and group.adjustment == group.charged:
+            return charge_tree_texts.ADJUSTMENTS_ONLY
         only_shared = group.idle_share and not group.reserved_unused
         return charge_tree_texts.SHARE_OF_IDLE if only_shared else money_pages.DEDICATED_UNUSED
     return charge_tree_texts.NO_KEY.get(dimension, money_pages.DEDICATED_UNUSED)

@@ -60,7 +60,7 @@ def statement_page(request: HttpRequest, number: str) -> HttpResponseBase:
         "row": row,
         "month": month,
         "document": document,
-        "sheets": make_sheets(document.rows, len(document.corrections)),
+        "sheets": make_sheets(document.rows, len(document.corrections), len(document.adjustments)),
         "parts": _parts(document),
         "corrections": _corrections(row, document),
         "hours": sum(entry.gpu_hours for entry in document.rows),
@@ -69,6 +69,7 @@ def statement_page(request: HttpRequest, number: str) -> HttpResponseBase:
             document, calendar.month_bounds(month), calendar.zone_name(month)
         ),
         "signatures": money_texts.signatures(row.statement),
+        "may_adjust": policy.may(user, "adjustment.change"),
         "see_all": policy.may(user, "charges.see_all"),
         "lines_url": _export_url(row, "lines"),
         "pdf_url": _export_url(row, "pdf", currency=row.currency),

@@ -42,11 +42,12 @@ class Sheet:
     end: bool = False
 
 
-def make_sheets(rows: Sequence[DocumentRow], corrections: int) -> list[Sheet]:
+def make_sheets(rows: Sequence[DocumentRow], corrections: int, adjustments: int = 0) -> list[Sheet]:
     """Return the pages of a document, at least one.
 
-    The last page has the corrections, the total, the checks and the signatures. ``corrections`` is the
-    number of their rows. A table that is longer than a page continues on the next page.
+    The last page has the corrections, the adjustments, the total, the checks and the signatures.
+    ``corrections`` and ``adjustments`` are the numbers of their rows. A table that is longer than a page
+    continues on the next page.
     """
     sheets = [Sheet(1)]
     hours, amount = ZERO, ZERO
@@ -61,7 +62,8 @@ def make_sheets(rows: Sequence[DocumentRow], corrections: int) -> list[Sheet]:
         free -= 1
         if entry.row is not None:
             hours, amount = hours + entry.row.gpu_hours, amount + entry.row.amount
-    if free < END_ROWS + (corrections + CORRECTION_HEAD_ROWS if corrections else 0):
+    blocks = [count + CORRECTION_HEAD_ROWS for count in (corrections, adjustments) if count]
+    if free < END_ROWS + sum(blocks):
         sheets.append(Sheet(len(sheets) + 1))
     sheets[-1].corrections = sheets[-1].end = True
     return sheets

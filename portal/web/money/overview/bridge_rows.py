@@ -110,6 +110,8 @@ def _step_url(step: BridgeStep, overview: ChargebackOverview) -> str:
         return reverse("rate-card")
     if step.kind == "corrections":
         return lines_url(overview.month, corrected_month="any")
+    if step.kind == "adjustments":
+        return reverse("adjustments")
     if step.kind == "idle":
         return lines_url(overview.month, bucket="unallocated")
     if step.kind == "new" and len(step.projects) == 1:

@@ -149,6 +149,7 @@ def _equation(overview: ChargebackOverview) -> dict[str, Any]:
         ],
         "difference": difference,
         "holds": equation.holds,
+        "adjusted": equation.adjusted,
         "pools": equation.pools if len(equation.pools) > 1 else (),
         "at_close": overview.closed,
     }

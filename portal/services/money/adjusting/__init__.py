@@ -1,0 +1,1 @@
+"""Propose and decide credits and manual adjustments."""

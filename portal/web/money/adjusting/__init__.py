@@ -1,0 +1,1 @@
+"""Render the pages of credits and manual adjustments."""
