@@ -56,6 +56,7 @@ class UnusualOverview:
 
     rows: tuple[UnusualRow, ...]
     searched_at: datetime | None
+    closed: bool = False
 
     @property
     def open(self) -> list[UnusualRow]:
@@ -85,7 +86,8 @@ class UnusualOverview:
     @property
     def finding(self) -> tuple[str, str]:
         """Return the sentence about the panel, in two parts."""
-        return unusual_texts.finding(len(self.open), len(self.explained), len(self.self_explained))
+        counts = (len(self.open), len(self.explained), len(self.self_explained))
+        return unusual_texts.finding(*counts, closed=self.closed)
 
 
 def unusual_overview(viewer: User, month: date, *, closed: bool = False) -> UnusualOverview:
@@ -95,7 +97,9 @@ def unusual_overview(viewer: User, month: date, *, closed: bool = False) -> Unus
     """
     found = policy.visible_unusual_spend(viewer).filter(statement__month=month)
     search = UnusualSpendSearch.objects.filter(statement__month=month).first()
-    return UnusualOverview(tuple(unusual_rows(viewer, found, closed)), search.searched_at if search else None)
+    return UnusualOverview(
+        tuple(unusual_rows(viewer, found, closed)), search.searched_at if search else None, closed
+    )
 
 
 def unusual_rows(viewer: User, found: QuerySet[UnusualSpend], closed: bool) -> list[UnusualRow]:

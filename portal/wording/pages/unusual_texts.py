@@ -78,11 +78,12 @@ def span(first: date, last: date) -> str:
     )
 
 
-def finding(unexplained: int, explained: int, self_explained: int) -> tuple[str, str]:
-    """Return the finding in two parts: what a person must explain, and the rest."""
+def finding(unexplained: int, explained: int, self_explained: int, *, closed: bool) -> tuple[str, str]:
+    """Return the finding in two parts: the spend that people must explain, and the rest."""
     if not unexplained + explained + self_explained:
         return NONE_FOUND, ""
     things = "thing" if unexplained == 1 else "things"
-    first = f"{unexplained} {things} to explain before closing;" if unexplained else "Nothing to explain;"
+    todo = "without a reason" if closed else "to explain before closing"
+    first = f"{unexplained} {things} {todo};" if unexplained else "Nothing to explain;"
     verb = "explains itself" if self_explained == 1 else "explain themselves"
     return first, f"{explained} explained by people, {self_explained} {verb}."

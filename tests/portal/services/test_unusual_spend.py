@@ -234,7 +234,8 @@ def test_nothing_in_a_closed_month_is_explained_any_more(world: World, spiked: S
         UnusualSpendExplanation.objects.create(
             spend=spend, reason="late", author=world.finance, at=spend.found_at
         )
-    assert not unusual_overview(world.finance, MARCH, closed=True).open[0].may_explain
+    overview = unusual_overview(world.finance, MARCH, closed=True)
+    assert not overview.open[0].may_explain and overview.finding[0] == "1 thing without a reason;"
 
 
 def test_the_overview_runs_at_most_five_queries_however_much_is_found(
