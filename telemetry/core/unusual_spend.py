@@ -72,11 +72,16 @@ def usual_charge(days: Mapping[date, Decimal], day: date, currency: str) -> Deci
 
     ``days`` has the charge of each day. Days without a charge do not count. Return None if too few count.
     """
-    before = [days.get(day - weeks * WEEK, ZERO) for weeks in range(1, WEEKS_COMPARED + 1)]
-    charged = [amount for amount in before if amount > 0]
+    charged = _same_weekdays(days, day)
     if len(charged) < LEAST_SAME_WEEKDAYS:
         return None
     return round_amount(Decimal(median(charged)), smallest_unit(currency))
+
+
+def _same_weekdays(days: Mapping[date, Decimal], day: date) -> list[Decimal]:
+    """Return the charges of the same weekdays before a day that count."""
+    before = (days.get(day - weeks * WEEK, ZERO) for weeks in range(1, WEEKS_COMPARED + 1))
+    return [amount for amount in before if amount > 0]
 
 
 def high_days(
@@ -88,7 +93,11 @@ def high_days(
     above it.
     """
     found: list[HighDays] = []
-    for day in sorted(each for each in days if first <= each <= last):
+    least = least_amount(currency)
+    for day in sorted(each for each in days if first <= each <= last and days[each] >= least):
+        # The median is at least the minimum. Most days need no median.
+        if days[day] <= HIGH_DAY_FACTOR * min(_same_weekdays(days, day), default=ZERO):
+            continue
         usual = usual_charge(days, day, currency)
         if usual is None or not _is_high(days[day], usual, currency):
             continue

@@ -25,19 +25,38 @@ from telemetry.models import (
 
 @dataclass(frozen=True)
 class UnusualRow:
-    """Unusual spend with its texts, the address of its lines, and its newest explanation.
-
-    ``curve`` has one charge a day, up to its last day. ``url`` leads to the lines, or to the price.
-    """
+    """Unusual spend of a month with its newest explanation. Its texts are built when a page shows them."""
 
     spend: UnusualSpend
-    title: str
-    detail: str
-    url: str
-    curve: tuple[float, ...]
-    curve_label: str
+    month: date
     explanation: UnusualSpendExplanation | None
     may_explain: bool
+
+    @property
+    def title(self) -> str:
+        """Return the headline."""
+        days = (self.spend.first_day, self.spend.last_day)
+        return unusual_texts.title(self.spend.kind, self.spend.subject, self._numbers, days)
+
+    @property
+    def detail(self) -> str:
+        """Return the evidence as a sentence; "" for spend that explains itself."""
+        return unusual_texts.detail(self.spend.kind, self._numbers)
+
+    @property
+    def url(self) -> str:
+        """Return the address of the charge lines behind it, or of the rate card."""
+        return _evidence_url(self.spend, self.month)
+
+    @property
+    def curve(self) -> list[float]:
+        """Return the charge of each day, up to the last day of the finding."""
+        return [float(value) for value in self.spend.figures.get("curve", ())]
+
+    @property
+    def curve_label(self) -> str:
+        """Return the text of the curve for screen readers."""
+        return unusual_texts.CURVE.format(day=self.spend.last_day)
 
     @property
     def needs_explanation(self) -> bool:
@@ -48,6 +67,12 @@ class UnusualRow:
     def top(self) -> float:
         """Return the highest charge of the curve."""
         return max(self.curve, default=0.0) or 1.0
+
+    @property
+    def _numbers(self) -> dict[str, Any]:
+        spend = self.spend
+        columns = {"amount": spend.amount, "usual": spend.usual, "currency": spend.currency}
+        return {**spend.figures, **columns}
 
 
 @dataclass(frozen=True)
@@ -98,23 +123,26 @@ def unusual_overview(viewer: User, month: date, *, closed: bool = False) -> Unus
     found = policy.visible_unusual_spend(viewer).filter(statement__month=month)
     search = UnusualSpendSearch.objects.filter(statement__month=month).first()
     return UnusualOverview(
-        tuple(unusual_rows(viewer, found, closed)), search.searched_at if search else None, closed
+        tuple(unusual_rows(viewer, found, month, closed)), search.searched_at if search else None, closed
     )
 
 
-def unusual_rows(viewer: User, found: QuerySet[UnusualSpend], closed: bool) -> list[UnusualRow]:
-    """Return the rows of unusual spend, in the order of the rules and of the amounts."""
-    order = list(UnusualSpendKind)
-    spends = sorted(
-        found.select_related("statement", "team"),
-        key=lambda each: (order.index(UnusualSpendKind(each.kind)), -each.amount, each.pk),
-    )
+def unusual_rows(viewer: User, found: QuerySet[UnusualSpend], month: date, closed: bool) -> list[UnusualRow]:
+    """Return the rows of unusual spend of a month, in the order of the rules and of the amounts."""
+    order = {kind.value: index for index, kind in enumerate(UnusualSpendKind)}
+    # A statement has large columns, so it is not selected with each row.
+    spends = sorted(found.select_related("team"), key=lambda each: (order[each.kind], -each.amount, each.pk))
     latest = UnusualSpendExplanation.objects.filter(spend__in=[each.pk for each in spends])
     latest = latest.select_related("author").order_by("spend", "-at", "-pk").distinct("spend")
     explanations = {each.spend_id: each for each in latest} if spends else {}
     teams = _explained_teams(viewer)
     return [
-        _row(each, explanations.get(each.pk), not closed and (teams is None or each.team_id in teams))
+        UnusualRow(
+            each,
+            month,
+            explanations.get(each.pk),
+            not closed and each.kind in SPEND_TO_EXPLAIN and (teams is None or each.team_id in teams),
+        )
         for each in spends
     ]
 
@@ -128,30 +156,11 @@ def _explained_teams(viewer: User) -> set[int] | None:
     return set(policy.my_team_ids(viewer, Membership.Role.LEAD).values_list("team_id", flat=True))
 
 
-def _row(spend: UnusualSpend, explanation: UnusualSpendExplanation | None, may_explain: bool) -> UnusualRow:
-    numbers: dict[str, Any] = {
-        **spend.figures,
-        "amount": spend.amount,
-        "usual": spend.usual,
-        "currency": spend.currency,
-    }
-    return UnusualRow(
-        spend=spend,
-        title=unusual_texts.title(spend.kind, spend.subject, numbers, (spend.first_day, spend.last_day)),
-        detail=unusual_texts.detail(spend.kind, numbers),
-        url=_evidence_url(spend),
-        curve=tuple(float(value) for value in spend.figures.get("curve", ())),
-        curve_label=unusual_texts.CURVE.format(day=spend.last_day),
-        explanation=explanation,
-        may_explain=may_explain and spend.kind in SPEND_TO_EXPLAIN,
-    )
-
-
-def _evidence_url(spend: UnusualSpend) -> str:
+def _evidence_url(spend: UnusualSpend, month: date) -> str:
     """Return the address of the charge lines behind unusual spend, or of the rate card."""
     if spend.kind == UnusualSpendKind.NEW_PRICE:
         return reverse("rate-card")
-    query: dict[str, Any] = {"month": f"{spend.statement.month:%Y-%m}", "project": spend.project_id}
+    query: dict[str, Any] = {"month": f"{month:%Y-%m}", "project": spend.project_id}
     if spend.kind == UnusualSpendKind.HIGH_DAY:
         query["bucket"] = "used"
         if spend.user_id is not None:

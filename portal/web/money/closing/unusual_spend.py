@@ -31,8 +31,8 @@ class ExplainForm(ServiceForm):
 def explain(request: HttpRequest, pk: int) -> HttpResponseBase:
     """Show one unusual spend with its evidence, and store a reason for it."""
     user, now = current_user(request), timezone.now()
-    found = policy.visible_unusual_spend(user).select_related("statement").filter(pk=pk)
-    spend = found.first()
+    found = policy.visible_unusual_spend(user).filter(pk=pk)
+    spend = found.select_related("statement").first()
     if spend is None:
         raise Http404
     if request.method == "POST":
@@ -43,6 +43,7 @@ def explain(request: HttpRequest, pk: int) -> HttpResponseBase:
         if done is not None:
             messages.success(request, unusual_texts.EXPLAINED)
             return redirect(f"{reverse('chargeback')}?month={spend.statement.month:%Y-%m}#unusual")
-    [row] = unusual_rows(user, found, spend.statement.state == StatementState.CLOSED)
-    context = {"row": row, "form": form, "now": now, "month": spend.statement.month}
+    month = spend.statement.month
+    [row] = unusual_rows(user, found, month, spend.statement.state == StatementState.CLOSED)
+    context = {"row": row, "form": form, "now": now, "month": month}
     return render(request, "manage/unusual_spend.html", context, status=400 if form.errors else 200)
