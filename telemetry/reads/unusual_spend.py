@@ -45,9 +45,9 @@ from telemetry.reads.usage_filters import to_gpu_hours
 
 SPARK_DAYS = 28  # days of the small curve of a finding, up to its last day
 
-# The charges of each day of held time by project, by person and by name of workload. A subject is returned if a
-# day of the month is above the least amount and above the factor times its lowest day. Others have no high day.
-# An empty name of a workload is that of a wider subject.
+# The charges of each day of held time by project, by person and by name of workload. A subject is returned if
+# a day of the month is above the least amount, and above the factor times its lowest day. Other subjects have
+# no high day. An empty name of a workload is that of a wider subject.
 _DAYS = """
 WITH cells AS (
     SELECT line.project_id, cell.user_id, cell.workload_name, cell.day, cell.charged_cents, cell.slot_seconds
