@@ -186,7 +186,7 @@ def _line_counts(month: date) -> _LineCounts:
 def _equation_check(difference: Decimal) -> PanelCheck:
     state: CheckState = "fails" if difference else "passes"
     figure = close_panel_texts.DIFFERENCE.format(difference=difference)
-    return PanelCheck(close_panel_texts.EQUATION, state, figure, "#equation")
+    return PanelCheck(close_panel_texts.EQUATION, state, figure, "#sum")
 
 
 def _cost_centre_check(counts: _LineCounts) -> PanelCheck:
