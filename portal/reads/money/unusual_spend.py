@@ -169,4 +169,4 @@ def _evidence_url(spend: UnusualSpend, month: date) -> str:
             query["day"] = spend.first_day.isoformat()
     if spend.kind == UnusualSpendKind.NOT_TAKEN:
         query["bucket"] = "reserved_unused"
-    return f"{reverse('chargeback')}?{urlencode(query)}"
+    return f"{reverse('charge-lines')}?{urlencode(query)}"
