@@ -20,7 +20,6 @@ from django.db.models import Count, F, Min, Q, Sum
 from scheduler.models import Project
 from telemetry.core.amounts import ZERO
 from telemetry.core.unusual_spend import (
-    HIGH_DAY_FACTOR,
     WEEK,
     WEEKS_COMPARED,
     HighDays,
@@ -45,9 +44,8 @@ from telemetry.reads.usage_filters import to_gpu_hours
 
 SPARK_DAYS = 28  # days of the small curve of a finding, up to its last day
 
-# The charges of each day of held time by project, by person and by name of workload. A subject is returned if
-# a day of the month is above the least amount, and above the factor times its lowest day. Other subjects have
-# no high day. An empty name of a workload is that of a wider subject.
+# The charges of each day of held time by project, by person and by name of workload. Only subjects with a day
+# of the month above the least amount are returned. An empty name of a workload is that of a wider subject.
 _DAYS = """
 WITH cells AS (
     SELECT line.project_id, cell.user_id, cell.workload_name, cell.day, cell.charged_cents, cell.slot_seconds
@@ -64,8 +62,8 @@ daily AS (
     GROUP BY GROUPING SETS ((project_id, day), (project_id, user_id, day),
         (project_id, user_id, workload_name, day))),
 high AS (
-    SELECT project_id, user_id, workload_name, wider FROM daily WHERE charged > 0 GROUP BY 1, 2, 3, 4
-    HAVING max(charged) FILTER (WHERE day >= %(first)s) >= greatest(%(least)s, %(factor)s * min(charged)))
+    SELECT DISTINCT project_id, user_id, workload_name, wider FROM daily
+    WHERE day >= %(first)s AND charged >= %(least)s)
 SELECT project_id, user_id, workload_name, wider, day, charged, seconds
 FROM daily JOIN high USING (project_id, user_id, workload_name, wider)
 WHERE charged > 0 ORDER BY 1, 4 DESC, 2, 3, 5"""
@@ -143,7 +141,6 @@ def _days_by_subject(month: _SearchedMonth) -> dict[SpendSubject, _SubjectDays]:
         "since": since,
         "first": month.first,
         "least": least_amount(month.currency),
-        "factor": HIGH_DAY_FACTOR,
         "currency": month.currency,
     }
     found: dict[SpendSubject, _SubjectDays] = defaultdict(lambda: _SubjectDays({}, {}))
