@@ -16,6 +16,7 @@ from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.charged_months import first_charged_month
 from portal.reads.money.closing.close_panel import close_and_unusual
+from portal.reads.money.overview.page import chargeback_overview
 from portal.web.money.chargeback_csv import charge_groups_csv
 from portal.web.money.charges.addresses import breadcrumbs, lines_url, requested_filters, requested_format
 from portal.web.money.charges.lines import charge_lines_under, correction_page, no_charges
@@ -23,6 +24,7 @@ from portal.web.money.charges.tree import tree_context
 from portal.web.money.charges.tree_address import TREE_PARAMETERS, tree_address
 from portal.web.money.exports import export_menu
 from portal.web.money.months import month_or_404, offset_month
+from portal.web.money.overview.context import overview_context
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.organisation import current_organisation
 from telemetry.money.billing_months import billing_calendar, month_bounds, month_of, next_month
@@ -70,6 +72,18 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     context |= close_and_unusual(
         user, month, now, closed=context["closed"], equation=context["conservation"], filtered=bool(where)
     )
+    if not where:
+        context["overview"] = overview_context(
+            chargeback_overview(
+                user,
+                month,
+                now,
+                scope=scope,
+                table=table,
+                budgets=budgets,
+                conservation=context["conservation"],
+            )
+        )
     return render(request, "manage/chargeback.html", context)
 
 

@@ -117,4 +117,4 @@ def _step_url(step: BridgeStep, overview: ChargebackOverview) -> str:
     if step.kind == "new" and len(step.projects) == 1:
         project = step.projects[0]
         return lines_url(overview.month, project="" if project is None else str(project))
-    return lines_url(overview.month, bucket=",".join(CHARGED_BUCKETS))
+    return lines_url(overview.month, bucket=",".join(sorted(CHARGED_BUCKETS)))

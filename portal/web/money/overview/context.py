@@ -21,8 +21,8 @@ from telemetry.money.reconciliation import IDLE_BUCKETS, OVERHEAD_BUCKETS, UNCHA
 
 # The buckets of the lines of each term. The cost has all lines.
 TERM_BUCKETS: dict[str, tuple[str, ...]] = {
-    "charged": tuple(CHARGED_BUCKETS),
-    "margin": tuple(CHARGED_BUCKETS),
+    "charged": tuple(sorted(CHARGED_BUCKETS)),
+    "margin": tuple(sorted(CHARGED_BUCKETS)),
     "not_sold": (*IDLE_BUCKETS, *UNCHARGED_BUCKETS),
     "overhead": OVERHEAD_BUCKETS,
 }

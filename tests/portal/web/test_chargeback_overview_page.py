@@ -1,0 +1,107 @@
+"""Test the panels above the table of the chargeback page, and their CSV files."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+import json
+import re
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+from rest_framework.test import APIClient
+
+from portal import policy
+from scheduler.models import Workload
+from telemetry.reads.chargeback import charges_by
+from tests.portal.charged_january import MONTH, charged
+from tests.world import World
+
+__all__ = ["charged"]
+pytestmark = pytest.mark.django_db
+JANUARY = dt.date(2026, 1, 1)
+
+
+def page(world: World, role: str, **query: str) -> str:
+    client = Client()
+    client.force_login(world.people[role])
+    return client.get(reverse("chargeback"), {"month": MONTH, **query}).content.decode()
+
+
+def csv_rows(world: World, role: str, name: str) -> list[dict[str, str]]:
+    client = Client()
+    client.force_login(world.people[role])
+    answer: Any = client.get(reverse(name, args=[MONTH]))
+    assert answer.status_code == 200
+    rows = list(csv.DictReader(io.StringIO(b"".join(answer).decode())))
+    return [row for row in rows if not next(iter(row.values())).startswith("# rows")]
+
+
+def api(world: World, role: str, **query: str) -> Any:
+    client = APIClient()
+    client.force_authenticate(world.people[role])
+    return client.get("/api/v1/chargeback/", query)
+
+
+def test_finance_sees_the_months_the_figures_the_equation_and_the_days(
+    world: World, charged: Workload
+) -> None:
+    text = page(world, "finance")
+    total = f"{charges_by('team', JANUARY).charged:,.2f}"
+    assert f'aria-label="January 2026, EUR {total}, open"' in text
+    assert re.search(rf'class="hero-figure">{total}<', text)
+    assert "Yes, to the cent:" in text
+    assert "There are no charges in December." in text
+    for bucket in ("reserved_unused,used", "unallocated,preempted,hardware_lost", "unhealthy,maintenance"):
+        assert f"{reverse('charge-lines')}?month={MONTH}&amp;bucket={bucket}" in text
+    figure = json.loads(
+        text.partition('<script id="figure-spend" type="application/json">')[2].partition("<")[0]
+    )
+    month = next(trace for trace in figure["data"] if trace["name"] == "January")
+    assert Decimal(str(month["y"][-1])) == charges_by("team", JANUARY).charged
+    assert month["customdata"][4] == f"{reverse('charge-lines')}?month={MONTH}&day=2026-01-04"
+
+
+@pytest.mark.parametrize("role", ["lead", "member"])
+def test_others_see_their_own_figures_without_the_terms_of_cost(
+    world: World, charged: Workload, role: str
+) -> None:
+    text = page(world, role)
+    assert "Does it add up?" not in text and "Spend against budget" in text
+    charged_to = charges_by("team", JANUARY, policy.visible_cells(world.people[role])).charged
+    assert f'<dd class="hero-figure">{charged_to:,.2f}' in text
+
+
+def test_the_panels_stand_on_the_page_of_all_charges_only(world: World, charged: Workload) -> None:
+    assert "Spend against budget" not in page(world, "finance", team=str(world.vision.team.pk))
+
+
+def test_the_csv_of_the_days_the_answer_and_the_table_have_the_same_amounts(
+    world: World, charged: Workload
+) -> None:
+    for role in ("finance", "member"):
+        rows = csv_rows(world, role, "chargeback-days")
+        answer = api(world, role, month=MONTH).json()["overview"]
+        days = {day["day"]: day["charged"] for day in answer["days"]}
+        assert {row["day"]: row["charged"] for row in rows[1:]} == days
+        assert rows[-1]["charged_so_far"] == answer["charged"]
+        assert {row["currency"] for row in rows} == {"EUR"}
+    assert answer["charged"] == "100.00"
+
+
+def test_a_month_without_a_month_before_has_an_empty_file_of_changes(world: World, charged: Workload) -> None:
+    assert csv_rows(world, "finance", "chargeback-changes") == []
+    change = api(world, "finance", month=MONTH).json()["overview"]["change"]
+    assert (change["missing"], change["steps"]) == ("first_month", [])
+
+
+def test_the_answer_refuses_a_month_without_charges_and_viewers_without_charges(
+    world: World, charged: Workload
+) -> None:
+    refused = api(world, "finance", month="2025-12")
+    assert refused.status_code == 400 and "allowed: 2026-01 to" in json.dumps(refused.json())
+    assert api(world, "stranger", month=MONTH).status_code == 403
