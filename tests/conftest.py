@@ -6,6 +6,7 @@ The database and Valkey are real; `./run test` or `./run services` starts them.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import os
 import shutil
 import subprocess
@@ -50,13 +51,14 @@ EXAMPLES_NEED = {"torch": "torch", "lightning": "lightning", "transformers": "tr
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests that need a program which this system lacks; in CI, fail these tests.
 
-    Within a module, tests with the same shared rows run one after another, so that the rows are written once.
+    Consecutive tests of a module with the same shared rows run one after another, so that the rows are
+    written once. pytest-django has placed the tests that commit behind the others, and they stay there.
     """
     from tests.world import rows_of_test
 
-    modules = {each: place for place, each in enumerate(dict.fromkeys(item.path for item in items))}
     names = {item: rows.name if (rows := rows_of_test(item)) else "" for item in items}
-    items.sort(key=lambda item: (modules[item.path], names[item]))
+    modules = itertools.groupby(items, key=lambda item: item.path)
+    items[:] = [item for _, group in modules for item in sorted(group, key=names.__getitem__)]
     missing = {
         mark: label for mark, (label, programs) in NEEDS.items() if not any(map(shutil.which, programs))
     }

@@ -13,6 +13,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from pytest_django.plugin import DjangoDbBlocker
 
 from portal.models import User
 from scheduler.models import Workload
@@ -21,7 +22,7 @@ from telemetry.models import Charge
 from tests.portal.charged_january import MONTH, charged
 from tests.portal.web.work_samples import make_waiting, run_job, start
 from tests.waiting import PAGE_MILLISECONDS
-from tests.world import PASSWORD, World
+from tests.world import PASSWORD, SHARED_WORLD, World
 
 __all__ = ["charged"]
 pytestmark = [
@@ -33,11 +34,14 @@ LIMA = "America/Lima"
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
+def chromium(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[Browser]:
     """Start Chromium once for these tests.
 
-    Playwright runs an event loop in this thread, so Django must allow ORM calls in the same thread.
+    Playwright runs an event loop in this thread, so Django must allow ORM calls in the same thread. From then
+    on, the thread has another database connection. So the transaction of the shared world must be closed.
     """
+    with django_db_blocker.unblock():
+        SHARED_WORLD.close()
     program = next(
         path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))
     )
