@@ -73,17 +73,19 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         user, month, now, closed=context["closed"], equation=context["conservation"], filtered=bool(where)
     )
     if not where:
-        context["overview"] = overview_context(
-            chargeback_overview(
-                user,
-                month,
-                now,
-                scope=scope,
-                table=table,
-                budgets=budgets,
-                conservation=context["conservation"],
-            )
+        overview = chargeback_overview(
+            user,
+            month,
+            now,
+            scope=scope,
+            table=table,
+            budgets=budgets,
+            conservation=context["conservation"],
         )
+        context["overview"] = overview_context(overview)
+        if context["total_since"] is not None and overview.change.amount is not None:
+            # The rows of the tree leave out corrections, which have rows of their own. The total has them.
+            context["total_since"] = overview.change.amount
     return render(request, "manage/chargeback.html", context)
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
 
 from portal import policy
 from portal.models import User
@@ -218,3 +220,13 @@ def test_the_number_of_queries_is_bounded(spring: World, role: str) -> None:
     ) as queries:
         chargeback_overview(viewer, APRIL, NOW, **given)
     assert len(queries) <= MAX_QUERIES, [each["sql"][:100] for each in queries]
+
+
+def test_the_total_of_the_tree_has_the_change_of_the_figures_above_it(rates: World) -> None:
+    late_fact_about_march(rates)
+    charge_all_gpus(april(3))
+    client = Client()
+    client.force_login(rates.finance)
+    shown = client.get(reverse("chargeback"), {"month": "2026-04"}).context
+    assert shown["table"].corrected < 0
+    assert shown["total_since"] == overview(rates.finance, APRIL, shown["now"]).change.amount
