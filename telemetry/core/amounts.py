@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from decimal import ROUND_HALF_EVEN, Context, Decimal
+from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 
 CENT = Decimal("0.01")
 MICRO = Decimal("0.000001")
@@ -29,6 +29,11 @@ def round_amount(amount: Decimal, step: Decimal = CENT) -> Decimal:
     Example: 0.125 rounded to cents is 0.12. All code that rounds to the nearest step calls this function.
     """
     return amount.quantize(step, rounding=ROUND_HALF_EVEN, context=_EXACT)
+
+
+def round_down(amount: Decimal, step: Decimal = CENT) -> Decimal:
+    """Return the largest multiple of ``step`` that is not above ``amount``."""
+    return amount.quantize(step, rounding=ROUND_FLOOR, context=_EXACT)
 
 
 def value_between(start: datetime, end: datetime, per_hour: Decimal, since: datetime) -> Decimal:

@@ -35,7 +35,10 @@ SUM_COLUMNS = ("slot_seconds", "cost", "charged", "cost_cents", "charged_cents",
 
 
 # The migration does not know columns that later migrations added.
-LATER_COLUMNS = "ALTER TABLE telemetry_statementline ALTER COLUMN currency SET DEFAULT 'EUR'"
+LATER_COLUMNS = """
+ALTER TABLE telemetry_statementline ALTER COLUMN currency SET DEFAULT 'EUR',
+    ALTER COLUMN showback SET DEFAULT false
+"""
 
 
 def execute(*queries: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from decimal import ROUND_FLOOR, Decimal
+from decimal import Decimal
 from typing import Any
 
 from django.db.models import Sum
 
 from scheduler.core.rejection import OperationRejected
-from telemetry.core.amounts import ZERO
+from telemetry.core.amounts import ZERO, round_down
 from telemetry.core.charge_model import ADJUSTMENT_BUCKETS
 from telemetry.core.currencies import smallest_unit
 from telemetry.models import Adjustment, AdjustmentKindChoices, AdjustmentState, Charge, StatementLine
@@ -96,7 +96,7 @@ def charge_in_cents(charge: Charge, currency: str) -> Decimal:
     """Return the charge of a line, rounded down to cents; 0 if the line was reversed."""
     if charge.reversal or charge.corrections.filter(reversal=True).exists():
         return ZERO
-    return charge.charged.quantize(smallest_unit(currency), rounding=ROUND_FLOOR)
+    return round_down(charge.charged, smallest_unit(currency))
 
 
 def line_of_charge(charge: Charge) -> StatementLine | None:

@@ -131,6 +131,7 @@ def test_every_notification_is_a_sentence(kind: str) -> None:
         "comment": "fine",
         "trouble": "it fell silent",
         "percent": 80,
+        "month": "2026-01-01",
     }
     sentence = notice_texts.notice_sentence(kind, numbers)
     assert "None" not in sentence and len(sentence) > 10

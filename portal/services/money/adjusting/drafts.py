@@ -12,6 +12,7 @@ from portal.reads.money.charged_months import first_charged_month
 from portal.services.money.cost_centres.splits import check_code
 from portal.wording.problems import adjustment_problems as problems
 from scheduler.models import Project, Team
+from telemetry.core.amounts import round_amount
 from telemetry.core.charge_model import ADJUSTMENT_BUCKETS
 from telemetry.core.currencies import decimals_of, smallest_unit
 from telemetry.models import (
@@ -120,7 +121,7 @@ def _amount(checks: InputChecks, given: Any, kind: str, currency: str) -> Decima
         return Decimal(0)
     if kind == AdjustmentKindChoices.CREDIT and amount > 0:
         checks.note("amount", str(given), problems.CREDIT_NOT_NEGATIVE.format(given=amount))
-    return amount.quantize(smallest_unit(currency))
+    return round_amount(amount, smallest_unit(currency))
 
 
 def _credited(checks: InputChecks, request: AdjustmentRequest, kind: str, now: datetime) -> _Credited:
