@@ -70,7 +70,7 @@ def list_unusual_spend(session: CliSession, month: str) -> None:
     return output.print_table(
         ("id", "spend", "evidence", "reason"),
         ((row["id"], row["title"], row["detail"], _reason(row)) for row in found["results"]),
-        "Nothing unusual is found." if found["searched_at"] else "The month is not searched yet.",
+        "Nothing unusual is found." if found["searched_at"] else "The month has not been searched yet.",
     )
 
 

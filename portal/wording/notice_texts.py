@@ -187,7 +187,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         + _refund_sentence(f)
     ),
     "month_waits": lambda f: (
-        f"{date.fromisoformat(str(f.get('month'))):%B %Y} is over and waits to be closed{_waiting_weeks(f)}."
+        f"{date.fromisoformat(str(f.get('month'))):%B %Y} is over and {_wait_for_close(f)} to be closed."
     ),
     "adjustment_proposed": lambda f: (
         f"{f.plain('', 'author')} proposes {f.plain('', 'number')}, {f.plain('', 'amount')} for "
@@ -216,10 +216,10 @@ def _refund_sentence(f: ReasonNumbers) -> str:
     return f" {refund_sentence(f.get('forgiven_minutes'))}" if "forgiven_minutes" in f.numbers else ""
 
 
-def _waiting_weeks(f: ReasonNumbers) -> str:
-    """Return for how many weeks a month has waited to be closed; "" in the first week."""
+def _wait_for_close(f: ReasonNumbers) -> str:
+    """Return ``has waited for 2 weeks``, or ``waits`` in the first week."""
     weeks = int(f.get("weeks") or 0)
-    return f" for {with_count(weeks, 'week')}" if weeks else ""
+    return f"has waited for {with_count(weeks, 'week')}" if weeks else "waits"
 
 
 def _event_text(f: ReasonNumbers) -> str:

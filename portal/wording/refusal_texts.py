@@ -36,7 +36,8 @@ WHO_MUST_ACT = {
         " The lead of the team says which cost centre pays, and finance enters it on the page Cost centres."
     ),
     "every credit and adjustment is approved, rejected or withdrawn": (
-        " A person of finance other than the author approves or rejects each on the page Adjustments."
+        " A person of finance other than the author approves or rejects each"
+        " on the page Credits and adjustments."
     ),
 }
 
@@ -213,8 +214,12 @@ REFUSALS: dict[str, Sentence] = {
         f"{date.fromisoformat(n['month']):%B %Y} is closed; the payer of its idle time can't be changed."
     ),
     "adjustment_month_is_closed": "month is {month}, which is closed; allowed: from {first_open} on.",
-    "adjustment_is_decided": "{number} is {state} already, by {decided_by}.",
-    "adjustment_is_withdrawn": "{number} can't be withdrawn: {by} takes it back, or is itself a withdrawal.",
+    "adjustment_is_decided": "{number} is {state} already; {decided_by} decided it.",
+    "adjustment_is_withdrawn": lambda n: (
+        f"{n['number']} can't be withdrawn, because it is a withdrawal itself."
+        if n["by"] == n["number"]
+        else f"{n['number']} can't be withdrawn again: {n['by']} withdraws it."
+    ),
     "adjustment_needs_another_person": (
         "{number} can't be approved by you, because you proposed it: another person of finance decides."
     ),
@@ -226,8 +231,8 @@ REFUSALS: dict[str, Sentence] = {
         "month is {month}, which is in {wanted}; allowed: a month in {currency}, the currency of the charges."
     ),
     "credited_line_may_change": (
-        "line is a share of the idle time of {month}, which is open and divided again with each charge; "
-        "allowed: such a line after the close, or no line."
+        "line is a share of the idle time of {month}. Each charging run divides this time again until the "
+        "month is closed; allowed: a line of use, or such a line of a closed month."
     ),
     "cost_centre_exists": "code is {code}; the directory has a cost centre with this code already.",
     "cost_centre_pays": lambda n: (

@@ -53,7 +53,7 @@ class UnusualSpendListShape(ResponseSerializer):
     """The unusual spend of a month that you may see."""
 
     month = serializers.DateField()
-    searched_at = serializers.DateTimeField(allow_null=True, help_text="null: the month is not searched yet")
+    searched_at = serializers.DateTimeField(allow_null=True, help_text="null: not searched yet")
     scope = ChargeScopeShape()
     results = UnusualSpendShape(many=True)
 

@@ -1,1 +1,1 @@
-"""Sentences above the table of the chargeback page."""
+"""Define texts of the chargeback page and of the pages of adjustments."""

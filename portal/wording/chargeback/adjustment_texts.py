@@ -19,9 +19,9 @@ DONE = {
     "reject": "{number} is rejected.",
     "withdraw": "{number} is withdrawn.",
 }
-COUNTER_PROPOSED = "{number} takes it back. Another person of finance approves or rejects it."
+COUNTER_PROPOSED = "{number} withdraws it. Another person of finance approves or rejects it."
 STATES = {
-    "proposed": "waits for approval",
+    "proposed": "proposed, waits for approval",
     "approved": "approved",
     "rejected": "rejected",
     "withdrawn": "withdrawn",

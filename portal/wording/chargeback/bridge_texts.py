@@ -17,7 +17,7 @@ STEP_LABELS = {
     "hours": "Hours",
     "mix": "Mix",
     "new": "New projects",
-    "idle": "Shared idle time",
+    "idle": "Share of idle GPUs",
     "corrections": "Corrections",
     "adjustments": "Credits and adjustments",
 }
@@ -25,7 +25,7 @@ STEP_LABELS = {
 STEP_MEANINGS = {
     "price": "changed prices",
     "hours": "more or fewer GPU-hours",
-    "mix": "other parts of the hours on cheap and expensive GPUs",
+    "mix": "a change between cheap and expensive GPUs",
     "new": "projects without a charge in the month before",
     "idle": "idle time that teams pay",
     "corrections": "corrections of earlier months",
@@ -43,7 +43,7 @@ def step_note(step: BridgeStep, project_names: Mapping[Any, str], currency: str)
         hours = step.slot_seconds / SLOT_SECONDS_PER_GPU_HOUR
         return f"{abs(hours):,.0f} {'fewer' if hours < 0 else 'more'} GPU-hours"
     if step.kind == "mix" and step.model:
-        return f"a larger part on {model_name(step.model)}"
+        return f"a larger part of the hours on {model_name(step.model)}"
     if step.kind == "new":
         return names_text([project_names.get(key) or DEDICATED_UNUSED for key in step.projects])
     return {"corrections": "facts that became known after a close", "idle": "teams pay for idle GPUs"}.get(
@@ -56,7 +56,8 @@ def bridge_finding(bridge: SpendBridge, amount_of_largest: str) -> Finding:
     step = largest_step(bridge)
     if step is None:
         return Finding("Nothing changed.")
-    return Finding(f"The largest step is {STEP_LABELS[step.kind].lower()}:", f"{amount_of_largest}.")
+    label = STEP_LABELS[step.kind]
+    return Finding(f"The largest step is {label[0].lower()}{label[1:]}:", f"{amount_of_largest}.")
 
 
 def largest_step(bridge: SpendBridge) -> BridgeStep | None:

@@ -1,4 +1,4 @@
-"""Say how much is charged, how this compares with the month before, the forecast and the budget."""
+"""Build the texts about the charges of a month: change, forecast, budget and equation."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def names_text(names: Sequence[str]) -> str:
 
 
 def use_text(gpu_hours: float, days: float, coverage: float | None) -> str:
-    """Return ``11,114 GPU-hours in 21.5 days, coverage 99.5 %``."""
-    measured = "" if coverage is None else f", coverage {coverage * 100:.1f} %"
+    """Return ``11,114 GPU-hours in 21.5 days, 99.5 % of held time measured``."""
+    measured = "" if coverage is None else f", {coverage * 100:.1f} % of held time measured"
     return f"{gpu_hours:,.0f} GPU-hours in {days:.1f} days{measured}".replace(".0 days", " days")
 
 
@@ -77,7 +77,7 @@ def forecast_text(forecast: ForecastRange | None, is_over: bool) -> str:
 
 
 def budget_text(kind: str, names: Sequence[str], covers_all: bool, spent: str) -> str:
-    """Return whose budgets the sum has. ``spent`` is the amount that counts against them."""
+    """Return the owners of the budgets. ``spent`` is the amount that counts against the budgets."""
     owner = BUDGET_OWNERS[kind]
     whose = f"budget of {owner} {names[0]}" if len(names) == 1 else f"{len(names)} budgets of {owner}s"
     return whose if covers_all else f"{whose}, which spent {spent}"
@@ -95,12 +95,12 @@ def spend_finding(
     """Say how a month ends against its budget. ``budget`` is None if it does not limit all charges."""
     end = forecast.expected if forecast else charged
     if is_over:
-        main = f"{month:%B} has {amount_text(charged, currency)} charged"
+        main = f"{amount_text(charged, currency)} charged in {month:%B}"
     elif forecast:
         main = f"At this pace {month:%B} ends near {amount_text(end, currency)}"
     else:
         return Finding(f"{amount_text(charged, currency)} charged so far.", "There is no forecast yet.")
-    verb = "passed" if is_over else "will pass"
+    verb = "exceeded" if is_over else "will exceed"
     whose = "its" if len(exceeded) == 1 else "their"
     more = f"{names_text(exceeded)} {verb} {whose} budget." if exceeded else ""
     if budget is None:

@@ -31,7 +31,7 @@ SHARE_OF_IDLE = "share of idle GPUs"
 PATH_ALLOWED = "the path of a row of this table, at most {most} of them"
 SEARCH_TOO_LONG = "at most {most} characters"
 NOTHING_FOUND = "No row with charges contains {text!a}."
-PARTS_ADD_UP = "Used, idle, no reading and not taken add up to the charge. A correction has its own row."
+PARTS_ADD_UP = "Charged is the sum of the amounts before it. A correction has its own row."
 BUDGET_COLUMN = "Of budget: spent now, then forecast at the end of the month."
 
 

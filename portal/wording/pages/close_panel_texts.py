@@ -1,8 +1,8 @@
-"""Define texts of the panel that shows how far the close of a month is."""
+"""Define texts of the panel with the progress of the close of a month."""
 
 from __future__ import annotations
 
-EQUATION = "Teams + idle + out of service = cost of the assets"
+EQUATION = "The equation adds up to the cost of the GPUs"
 MAPPED = "Every charged line has a cost centre"
 REHEARSED = "The checks of a close pass"
 NOT_REHEARSED = "The checks of a close have not run yet: they run each night"
@@ -15,7 +15,7 @@ NOTHING_HELD = "Nothing is held yet, so nothing is measured"
 
 
 def finding(*, passed: int, checks: int, over: bool, rehearsed: bool) -> str:
-    """Return how many lines of the panel pass."""
+    """Return the sentence with the number of lines that pass."""
     when = "The checks run every night" if rehearsed else "The checks run tonight for the first time"
     ready = " The month can be closed." if over and passed == checks else ""
     return f"{when}: {passed} of {checks} pass.{ready}"
@@ -24,7 +24,7 @@ def finding(*, passed: int, checks: int, over: bool, rehearsed: bool) -> str:
 def line_figure(lines: int, unmapped: int) -> str:
     """Return the number of charged lines, and how many of them have no cost centre."""
     if unmapped:
-        return f"{unmapped:,} of {lines:,} without"
+        return f"{unmapped:,} of {lines:,} lines without"
     return f"{lines:,} line{'' if lines == 1 else 's'}"
 
 
@@ -32,11 +32,11 @@ def coverage(share: float | None, hours: float) -> tuple[str, str]:
     """Return the text and the figure of measured time. ``hours`` are GPU-hours that are not measured."""
     if share is None:
         return NOTHING_HELD, ""
-    return MEASURED.format(percent=share * 100), f"{hours:,.0f} h not"
+    return MEASURED.format(percent=share * 100), f"{hours:,.0f} h not measured"
 
 
 def unusual_figure(unexplained: int, of: int) -> str:
-    """Return how much unusual spend has no explanation."""
+    """Return the number of findings without a reason; ``of`` is the number that people must explain."""
     if not of:
         return "none found"
-    return f"{unexplained} of {of} open" if unexplained else f"{of} explained"
+    return f"{unexplained} of {of} to explain" if unexplained else f"{of} explained"

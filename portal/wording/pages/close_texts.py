@@ -21,9 +21,7 @@ PAYERS = {
     ),
     "not charged": "{name} has a new cost centre: the next charging run writes its lines",
 }
-UNDECIDED = (
-    "{number} of {cost_centre}, {amount}, waits: another person of finance than {author} decides about it"
-)
+UNDECIDED = "{number} of {cost_centre}, {amount}, waits for a decision; its author {author} can't approve it"
 WRONG_SECONDS = "GPU {gpu} of host {host}: {slot_seconds} slot-seconds are charged, {expected} are right"
 UNBALANCED = "pool {pool}: {left} and {cost}"
 PROPOSED = "{month:%B %Y} is proposed. Another person can close it until {until:%-d %b %H:%M} UTC."

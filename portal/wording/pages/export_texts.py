@@ -42,7 +42,7 @@ def in_currency(note: str, currency: str) -> str:
 
 
 def menu_title(month: date, is_closed: bool) -> str:
-    """Return the title of the menu, such as "November 2026 so far, as this page shows it"."""
+    """Return the title of the menu, such as "November 2026 so far, with the filters of this page"."""
     so_far = "" if is_closed else " so far"
     return f"{month:%B %Y}{so_far}, with the filters of this page"
 

@@ -24,7 +24,7 @@ NONE_FOUND = "Nothing unusual is found."
 
 
 def title(kind: str, subject: str, amounts: Mapping[str, Any], days: tuple[date, date]) -> str:
-    """Return the headline of unusual spend. ``amounts`` are its columns and figures."""
+    """Return the headline of unusual spend. ``amounts`` has its columns and figures by name."""
     amount = f"{amounts['amount']:,}"
     if kind == "high_day":
         usual = f"{amounts['usual']:,}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 AMOUNT_INVALID = (
-    "amount is {given}; allowed: an amount that is not 0, up to {most:,}, with {decimals} decimals."
+    "amount is {given}; allowed: an amount from -{most:,} to {most:,} that is not 0, with at most "
+    "{decimals} decimals."
 )
 CREDIT_NOT_NEGATIVE = "amount is {given}; allowed: a negative amount, because a credit reduces a charge."
 MONTH_NOT_OPEN = "month is {month:%Y-%m}; allowed: a month that is not closed: {allowed}."
@@ -13,7 +14,10 @@ CREDIT_WITHOUT_CHARGES = (
 )
 CHARGES_OF_ADJUSTMENT = "{field} is {given}; allowed: nothing, because only a credit refers to charges."
 CHARGE_UNKNOWN = "charge is {given}; allowed: the id of a charge line, as in the address of its page."
-CHARGE_WITHOUT_LINE = "charge is {given}; allowed: a line of a month that was closed later than version 0.1."
+CHARGE_WITHOUT_LINE = (
+    "charge is {given}; allowed: a charge line with a statement line. "
+    "Some lines of months that version 0.1 closed have none."
+)
 LINE_UNKNOWN = "line is {given}; allowed: the id of a statement line of charges."
 OTHER_COST_CENTRE = "cost_centre is {given!a}; allowed: {allowed}, the cost centre of the credited charges."
 COST_CENTRE_UNKNOWN = "cost_centre is {given!a}; allowed: a cost centre of the directory, such as {known}."

@@ -203,7 +203,7 @@ def test_the_pages_propose_show_the_effect_and_approve(january: World, second: U
     assert other.post(url, {"verb": "approve"}).status_code == 302
     assert "slow host" in other.get(reverse("adjustments")).content.decode()
     taken_back = other.post(url, {"verb": "withdraw", "reason": "wrong"}).headers["Location"]
-    assert taken_back != url and "takes it back" in other.get(url).content.decode()
+    assert taken_back != url and "withdraws it" in other.get(url).content.decode()
 
 
 def test_page_api_and_files_show_the_same_total(january: World, second: User) -> None:

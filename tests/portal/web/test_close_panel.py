@@ -47,7 +47,7 @@ def test_a_panel_shows_quick_figures_and_the_last_rehearsal(world: World, charge
     found = panel(world)
     assert set(states(found).values()) == {"passes"}
     assert states(found)["The checks of a close pass"] == "passes"
-    assert states(panel(world, "0.01"))["Teams + idle + out of service = cost of the assets"] == "fails"
+    assert states(panel(world, "0.01"))["The equation adds up to the cost of the GPUs"] == "fails"
     StatementLine.objects.filter(bucket="used").update(cost_centre="")
     assert states(panel(world))["Every charged line has a cost centre"] == "fails"
 
@@ -62,7 +62,7 @@ def test_unusual_spend_without_an_explanation_is_counted_and_blocks_nothing(
     found = close_panel(world.finance, JANUARY, NOW, closed=False, equation=BALANCED, unusual=unusual)
     assert found is not None
     [check] = [check for check in found.checks if check.state == "open"]
-    assert check.figure == "1 of 1 open"
+    assert check.figure == "1 of 1 to explain"
     assert found.steps[0]["detail"] == "3 of 5 pass"  # the line of unusual spend does not count
 
 
@@ -145,5 +145,5 @@ def test_a_notice_about_a_waiting_month_leads_to_its_close(world: World, charged
     assert notice is not None and _notification_url(notice) == "/chargeback/2026-01/close/"
     numbers = {"month": "2026-01-01", "weeks": 2}
     assert notice_sentence("month_waits", numbers) == (
-        "January 2026 is over and waits to be closed for 2 weeks."
+        "January 2026 is over and has waited for 2 weeks to be closed."
     )
