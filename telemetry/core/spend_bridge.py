@@ -4,9 +4,9 @@ The method is the price-volume-mix analysis of cost accounting. It compares grou
 have one price: the time of one project with the same pool, model, workload type and bucket.
 
 1. New projects: the charges of projects that had no charge before.
-2. Shared idle time: the difference of the idle time that teams pay. It is no use of a project.
-3. Corrections: the difference of the corrections of earlier months. Adjustments: that of the credits and the
-   manual adjustments.
+2. Shared idle time: the difference of the idle time that teams pay. This time is not the use of a project.
+3. Corrections: the difference of the corrections of earlier months. Adjustments: the difference of the
+   credits and the manual adjustments.
 4. Price: for each other group that was charged in both periods, the new hours x the difference of its mean
    prices.
 5. Hours: the difference of all hours of the other groups x their mean price before.
@@ -36,7 +36,7 @@ class SpendPart:
     """The charges of one group in one period, in cents.
 
     ``project`` is None for the unused time of a dedicated pool. ``group`` names the time that should have one
-    price; ``model`` is its GPU model. ``kind`` is "use" for charged time, "idle" for shared idle time, and
+    price; ``model`` is its GPU model. ``kind`` is "use" for charged time, "idle" for shared idle time,
     "correction" for a correction of an earlier month, and "adjustment" for credits and manual adjustments;
     only "use" needs slot-seconds.
     """

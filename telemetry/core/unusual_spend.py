@@ -15,12 +15,12 @@ from statistics import median
 from telemetry.core.amounts import ZERO, round_amount
 from telemetry.core.currencies import smallest_unit
 
-HIGH_DAY_FACTOR = 3  # a day is high above so many times the median of its weekday
-WEEKS_COMPARED = 8  # weeks before the day whose same weekdays count
-LEAST_SAME_WEEKDAYS = 4  # so many of them must have a charge; otherwise nothing is usual yet
+HIGH_DAY_FACTOR = 3  # a day is high above this multiple of its usual charge
+WEEKS_COMPARED = 8  # the same weekdays of this many earlier weeks count
+LEAST_SAME_WEEKDAYS = 4  # with fewer charged weekdays, the usual charge is unknown
 LEAST_UNITS = 5_000  # smallest units of the currency (50.00 EUR) that a finding must be about
-NOT_TAKEN_SHARE = Decimal("0.25")  # share of the reserved time above which it counts as not taken
-EXPLAINED_BY_NARROWER = Decimal("0.5")  # a project's excess that its people or workloads explain
+NOT_TAKEN_SHARE = Decimal("0.25")  # share of reserved time that may stay unused
+EXPLAINED_BY_NARROWER = Decimal("0.5")  # share of an excess from which narrower findings replace it
 
 WEEK = timedelta(weeks=1)
 DAY = timedelta(days=1)
@@ -114,7 +114,7 @@ def _is_high(charged: Decimal, usual: Decimal, currency: str) -> bool:
 
 
 def narrowest(found: Iterable[HighDays]) -> list[HighDays]:
-    """Return the findings without those that findings about narrower subjects explain.
+    """Leave out the findings that findings about narrower subjects explain.
 
     A finding is explained if narrower findings on its days cover at least half of its excess. For this sum,
     the workloads of a person do not count beside the person.
@@ -144,7 +144,7 @@ def is_not_taken(reserved_seconds: float, unused_seconds: float, charged: Decima
 
 
 def price_effect(charged: Decimal, old_price: Decimal, new_price: Decimal, currency: str) -> Decimal:
-    """Return which part of a charge is due to a new price: the charge less the same time at the old price."""
+    """Return the part of a charge that is due to a new price: the charge minus its time at the old price."""
     if new_price <= 0:
         return ZERO
     return round_amount(charged * (1 - old_price / new_price), smallest_unit(currency))

@@ -1,6 +1,7 @@
 """Insert charge lines with COPY, from values that are not model instances.
 
-A run inserts millions of lines. A model instance takes several times as long to build as its line to insert.
+A run inserts millions of lines. Building model instances would take longer than inserting the
+lines.
 """
 
 from __future__ import annotations

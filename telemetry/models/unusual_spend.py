@@ -27,7 +27,7 @@ class UnusualSpend(models.Model):
 
     The subject is a workload name (``workload_name``), a person (``user``) or a project, in this order: the
     narrowest that is set. A new price has none of them, but a GPU model in ``figures``. Amounts are sums of
-    cents. The rows of an open month are searched anew; a row that has an explanation stays.
+    cents. A search updates the rows that it finds again, and deletes the others without an explanation.
     """
 
     statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="unusual_spend")

@@ -44,8 +44,8 @@ from telemetry.reads.usage_filters import to_gpu_hours
 
 SPARK_DAYS = 28  # days of the small curve of a finding, up to its last day
 
-# The charges of each day of held time by project, by person and by name of workload. Only subjects with a day
-# of the month above the least amount are returned. An empty name of a workload is that of a wider subject.
+# The daily charges of held time by project, person and workload name. Only subjects with a day of the month
+# above the least amount are returned. A project or a person has an empty workload name.
 _DAYS = """
 WITH cells AS (
     SELECT line.project_id, cell.user_id, cell.workload_name, cell.day, cell.charged_cents, cell.slot_seconds

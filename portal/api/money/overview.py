@@ -152,7 +152,7 @@ class ChargebackOverviewShape(ResponseSerializer):
 
 
 class ChargebackAnswer(ResponseSerializer):
-    """The figures of a month, and whose charges they have."""
+    """The figures of a month, and the scope of the viewer."""
 
     overview = ChargebackOverviewShape()
     scope = ChargeScopeShape()

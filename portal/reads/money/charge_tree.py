@@ -166,7 +166,7 @@ class UnknownPathError(ValueError):
 class _LevelSums:
     """The sums of one depth of the tree.
 
-    ``tables`` are by the path of the row above. ``before`` is None if the month before is not compared.
+    ``tables`` has the table below each path. ``before`` is None if the month before is not compared.
     """
 
     tables: Mapping[Path, ChargeTable]
@@ -232,7 +232,7 @@ def tree_scale(table: ChargeTable) -> Decimal:
 def corrected_statements(viewer: User, table: ChargeTable) -> dict[tuple[Any, date], str]:
     """Return the numbers of the visible statements that the corrections of a table by cost centre correct.
 
-    They are by the code of the cost centre and the corrected month. Runs one query if there are corrections.
+    The keys are the code of the cost centre and the corrected month. Runs one query if there are corrections.
     """
     months = {row.corrected_month for row in table.corrections if row.corrected_month}
     if not months:
@@ -342,7 +342,7 @@ def _nodes(
 
 
 def _since(charges: ChargesBefore | None, path: Path, group: ChargeGroup) -> Decimal | None:
-    """Return the charge of the compared days minus that of the month before; None without charges then."""
+    """Return the charge of the compared days minus that of the month before; None without one before."""
     if charges is None or path not in charges.before:
         return None
     now = group.charged if charges.now is None else charges.now.get(path, ZERO)
@@ -350,7 +350,7 @@ def _since(charges: ChargesBefore | None, path: Path, group: ChargeGroup) -> Dec
 
 
 def _total_since(charges: ChargesBefore | None, table: ChargeTable) -> Decimal | None:
-    """Return the difference of all rows, also of those that have no charge any more."""
+    """Return the difference of all rows, including rows that were charged only in the month before."""
     if charges is None:
         return None
     now = table.total.charged if charges.now is None else sum(charges.now.values(), ZERO)

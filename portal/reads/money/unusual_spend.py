@@ -100,7 +100,7 @@ class UnusualOverview:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Return how many rows wait for an explanation, of how many that people must explain."""
+        """Return the number of rows without an explanation, and the number that people must explain."""
         return len(self.open), sum(1 for row in self.rows if row.needs_explanation)
 
     @property

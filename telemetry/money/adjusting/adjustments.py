@@ -1,7 +1,7 @@
 """Propose, approve, reject and withdraw credits and manual adjustments.
 
-All functions take ``lock_ledger``. A close takes it, too, so the month of an adjustment stays open until the
-end of the transaction, and of two concurrent credits the second sees the first.
+All functions take ``lock_ledger``. A close takes this lock too, so the month of an adjustment stays open
+until the end of the transaction. The second of two concurrent credits sees the first.
 """
 
 from __future__ import annotations
@@ -214,12 +214,12 @@ def _day_of(month: date, now: datetime) -> date:
 
 
 def _check_credited(credit: Adjustment) -> None:
-    """Raise OperationRejected if the charges have another currency, or if their line may be made anew."""
+    """Raise OperationRejected if the charges have another currency, or if their line may still change."""
     subject = credit.line or credit.credited
     if subject is not None and subject.currency != credit.currency:
         raise _currency_error(subject.currency, credit.statement)
     line = credit.line
-    # An open month divides idle time again whenever it is charged, so its lines come and go.
+    # Each charging run divides the idle time of an open month again, and replaces these lines.
     if line is not None and line.idle_share and line.statement.state == StatementState.OPEN:
         numbers = {"month": f"{line.statement.month:%Y-%m}"}
         raise OperationRejected("credited_line_may_change", numbers, field="line")

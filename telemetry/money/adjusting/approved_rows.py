@@ -15,7 +15,7 @@ class ApprovedAdjustment:
 
     ``credited_month`` is the month of the charges that a credit gives back; None for an adjustment.
     ``charge`` is the id of the credited charge line; None if no single line is credited. ``withdraws`` is the
-    number of the adjustment that this one takes back; empty if none.
+    number of the adjustment that this one withdraws; empty if none.
     """
 
     number: str

@@ -100,7 +100,7 @@ def charge_in_cents(charge: Charge, currency: str) -> Decimal:
 
 
 def line_of_charge(charge: Charge) -> StatementLine | None:
-    """Return the statement line of a charge line. None in months that version 0.1 closed by other names."""
+    """Return the statement line of a charge line; None in some months that version 0.1 closed."""
     return StatementLine.objects.filter(
         statement__month=charge.month,
         pool=charge.pool_id,

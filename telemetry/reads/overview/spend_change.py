@@ -23,7 +23,7 @@ _GROUP = ("project", "pool", "model", "workload_type", "bucket", "idle_share")
 
 @dataclass(frozen=True)
 class MonthPart:
-    """A month up to a day. ``until`` is the day after the last one; of a whole month, the next month."""
+    """A month up to a day. ``until`` is the day after the last day, for a whole month in the next month."""
 
     month: date
     until: date

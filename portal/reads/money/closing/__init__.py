@@ -1,1 +1,1 @@
-"""Read how far the close of each month is."""
+"""Read the progress of the close of each month."""

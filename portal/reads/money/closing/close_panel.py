@@ -1,4 +1,4 @@
-"""Read how far the close of a month is, for the page of chargeback.
+"""Read the progress of the close of a month, for the chargeback page.
 
 The panel runs no check that reads charge lines: it shows quick figures of now, and the results of the last
 stored rehearsal. The close itself runs all checks again.
@@ -34,8 +34,9 @@ CheckState = Literal["passes", "fails", "open", "later", "unknown"]
 class PanelCheck:
     """One line of the panel.
 
-    ``later`` is a condition that can hold only after the end of the month, and ``open`` one that blocks no
-    close. ``unknown`` was never checked. ``url`` leads to the evidence. ``failing`` are the checks behind it.
+    The state ``later`` means that the condition can hold only after the end of the month. ``open`` means that
+    it does not hold but blocks no close. ``unknown`` means that it was never checked. ``url`` is the address
+    of the evidence. ``failing`` has the names of the failing checks.
     """
 
     text: str
@@ -61,7 +62,7 @@ class LastClose:
 
 @dataclass(frozen=True)
 class ClosePanel:
-    """How far the close of an open month is. ``waiting`` are all months that wait for it, oldest first."""
+    """The progress of the close of an open month. ``waiting`` has all months to close, oldest first."""
 
     month: date
     ends_at: datetime
@@ -226,7 +227,7 @@ def _unusual_check(unexplained: int, of: int) -> PanelCheck:
 
 
 def _last_close() -> LastClose | None:
-    """Return the statements of the last closed month that has some; None if there is none."""
+    """Return the statements of the last closed month with statements; None without such a month."""
     rows = CostCentreStatement.objects.values("statement__month", "currency").annotate(
         statements=Count("pk"), total=Sum("total"), first_number=Min("number"), latest=Max("statement__month")
     )

@@ -10,7 +10,7 @@ from scheduler.models import Gpu
 from telemetry.models import ChargedUntil, Statement, StatementState
 from telemetry.money.billing_months import month_bounds, month_of
 
-# Finance is told of a month at the latest so long after its end, even if some GPU is not charged to the end.
+# After this time, finance is notified even if a GPU is not charged to the end of the month.
 LONGEST_WAIT_FOR_CHARGES = timedelta(days=1)
 
 

@@ -33,7 +33,7 @@ class MonthEquation:
     """The equation of a month: the signed terms sum to the last one, the cost of the GPUs.
 
     ``difference`` is the left side minus the right side; 0 if it adds up. ``adjusted`` is the sum of credits
-    and adjustments: they belong to no pool, so they are no term.
+    and adjustments. They belong to no pool, so the equation leaves them out.
     """
 
     terms: tuple[EquationTerm, ...]

@@ -36,9 +36,9 @@ class MonthChange:
     """The change since the same days of the month before.
 
     ``former`` is the whole month before; None if it has no charges that the viewer sees. Without a
-    comparison, ``bridge`` is None and ``missing`` is the reason: on the first day of the month no day is
-    over, the month is the first one, or the months have different currencies. ``days`` are the compared days.
-    ``project_names`` has the names of the new projects by id.
+    comparison, ``bridge`` is None and ``missing`` is the reason: no day of the month is over (``first_day``),
+    there is no month before (``first_month``), or the currencies differ (``currency``). ``days`` are the
+    compared days. ``project_names`` has the names of the new projects by id.
     """
 
     former: MonthAmount | None
@@ -49,7 +49,7 @@ class MonthChange:
 
     @property
     def amount(self) -> Decimal | None:
-        """Return the charges of the compared days less those of the month before."""
+        """Return the charges of the compared days minus those of the month before."""
         return None if self.bridge is None else self.bridge.now - self.bridge.before
 
     @property

@@ -43,7 +43,7 @@ class TreeAddress:
 
 
 def tree_address(request: HttpRequest, where: Mapping[str, Any]) -> TreeAddress:
-    """Return what the address says about the tree. Raises InvalidAddress.
+    """Return the state of the tree from the address. Raises InvalidAddress.
 
     Without ``?by=``, the first level is the one after the last filter.
     """
