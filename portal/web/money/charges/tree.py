@@ -34,7 +34,7 @@ from portal.web.money.charges.tree_address import (
     path_text,
     tree_address,
 )
-from portal.web.money.charges.tree_rows import TreeLinks, finding, headings, level_rows
+from portal.web.money.charges.tree_rows import TreeLinks, finding, has_part, headings, level_rows
 from portal.web.money.filter_query import filter_query
 from portal.web.money.months import month_or_404
 from portal.web.page.access import current_user, sign_in_required
@@ -67,11 +67,11 @@ def tree_context(
         "table": tree.table,
         "headings": headings(
             links,
-            has_idle_share=bool(tree.table.total.idle_share),
-            has_adjustment=bool(tree.table.total.adjustment),
+            has_idle_share=has_part(tree.table, "idle_share"),
+            has_adjustment=has_part(tree.table, "adjustment"),
         ),
-        "has_idle_share": bool(tree.table.total.idle_share),
-        "has_adjustment": bool(tree.table.total.adjustment),
+        "has_idle_share": has_part(tree.table, "idle_share"),
+        "has_adjustment": has_part(tree.table, "adjustment"),
         "rows": list(level_rows(links, tree.root, tree_scale(tree.table))),
         "total_since": tree.since,
         "total_lines": lines_url(month, where),
@@ -119,8 +119,8 @@ def charge_tree_rows(request: HttpRequest) -> HttpResponseBase:
         raise invalid_path(path_text(error.path)) from error
     context = {
         "rows": list(level_rows(TreeLinks(month, where, address), level, tree_scale(root))),
-        "has_idle_share": bool(root.total.idle_share),
-        "has_adjustment": bool(root.total.adjustment),
+        "has_idle_share": has_part(root, "idle_share"),
+        "has_adjustment": has_part(root, "adjustment"),
         "currency": root.currency,
     }
     return render(request, "manage/charge_tree_rows.html", context)

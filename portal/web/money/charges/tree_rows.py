@@ -18,7 +18,7 @@ from portal.web.money.charges.tree_address import DEFAULT_SORT, TreeAddress, pat
 from portal.web.money.filter_query import filter_query
 from portal.wording.pages import charge_tree_texts, money_pages
 from telemetry.core.billing_calendar import previous_month
-from telemetry.reads.chargeback import ChargeGroup
+from telemetry.reads.chargeback import ChargeGroup, ChargeTable
 
 USED, NOT_TAKEN = "used", "reserved_unused"
 OWN_USE = {"corrected_month": None}
@@ -78,6 +78,14 @@ class TreeLinks:
         if sort != DEFAULT_SORT:
             query["sort"] = sort
         return query
+
+
+def has_part(table: ChargeTable, part: str) -> bool:
+    """Return True if a row of a table has the part ``idle_share`` or ``adjustment`` of the charge.
+
+    The rows decide, because the amounts of several rows may cancel each other in the total.
+    """
+    return any(getattr(group, part) for group in table.groups)
 
 
 def headings(links: TreeLinks, *, has_idle_share: bool, has_adjustment: bool) -> list[dict[str, Any]]:
