@@ -177,6 +177,7 @@ SPECTACULAR_SETTINGS = {
     "DESCRIPTION": "Run all GPUs of an organisation as one shared pool.",
     "VERSION": "1",
     "SERVE_INCLUDE_SCHEMA": False,
+    "SCHEMA_PATH_PREFIX": "/api/v1",  # so each operation has the tag of its resource, such as jobs
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
