@@ -64,6 +64,7 @@ def test_unusual_spend_without_an_explanation_is_counted_and_blocks_nothing(
     [check] = [check for check in found.checks if check.state == "open"]
     assert check.figure == "1 of 1 to explain"
     assert found.steps[0]["detail"] == "3 of 5 pass"  # the line of unusual spend does not count
+    assert "3 of 5 pass" in found.finding
 
 
 def test_the_panel_runs_six_queries(world: World, charged: Workload) -> None:

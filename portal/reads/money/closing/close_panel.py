@@ -6,7 +6,7 @@ stored rehearsal. The close itself runs all checks again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -36,7 +36,8 @@ class PanelCheck:
 
     The state ``later`` means that the condition can hold only after the end of the month. ``open`` means that
     it does not hold but blocks no close. ``unknown`` means that it was never checked. ``url`` is the address
-    of the evidence. ``failing`` has the names of the failing checks.
+    of the evidence. ``failing`` has the names of the failing checks. A line that does not block the close is
+    not counted.
     """
 
     text: str
@@ -44,6 +45,7 @@ class PanelCheck:
     figure: str = ""
     url: str = ""
     failing: tuple[str, ...] = ()
+    blocks: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,15 +80,26 @@ class ClosePanel:
 
     @property
     def passed(self) -> int:
-        """Return the number of lines that pass."""
-        return sum(1 for check in self.checks if check.state == "passes")
+        """Return the number of blocking lines that pass."""
+        return _passed(self.checks)
 
     @property
     def finding(self) -> str:
         """Return the sentence about the checks."""
         return close_panel_texts.finding(
-            passed=self.passed, checks=len(self.checks), over=self.over, rehearsed=self.rehearsal is not None
+            passed=self.passed,
+            checks=_blocking(self.checks),
+            over=self.over,
+            rehearsed=self.rehearsal is not None,
         )
+
+
+def _passed(checks: Sequence[PanelCheck]) -> int:
+    return sum(1 for check in checks if check.blocks and check.state == "passes")
+
+
+def _blocking(checks: Sequence[PanelCheck]) -> int:
+    return sum(1 for check in checks if check.blocks)
 
 
 @dataclass(frozen=True)
@@ -145,15 +158,14 @@ def close_panel(
         PanelCheck(close_panel_texts.OVER, "passes" if over else "later"),
     )
     two_people = bool(Organisation.objects.values_list("two_step_close", flat=True).first())
-    blocking = [check for check in checks if check.state != "open"]
     return ClosePanel(
         month=month,
         ends_at=ends_at,
         over=over,
         checks=checks,
         steps=close_texts.close_steps(
-            passed=sum(1 for check in blocking if check.state == "passes"),
-            checks=len(blocking),
+            passed=_passed(checks),
+            checks=_blocking(checks),
             statements=counts.cost_centres,
             proposer=proposal.proposed_by.get_username() if proposal else "",
             closer="",
@@ -223,7 +235,8 @@ def _rehearsal_check(rehearsal: MonthRehearsal | None, month: date, over: bool) 
 
 def _unusual_check(unexplained: int, of: int) -> PanelCheck:
     figure = close_panel_texts.unusual_figure(unexplained, of)
-    return PanelCheck(close_panel_texts.UNUSUAL, "open" if unexplained else "passes", figure, "#unusual")
+    state: CheckState = "open" if unexplained else "passes"
+    return PanelCheck(close_panel_texts.UNUSUAL, state, figure, "#unusual", blocks=False)
 
 
 def _last_close() -> LastClose | None:
