@@ -10,6 +10,7 @@ import random
 
 from scheduler.models import Allocation, GpuStateChange, Unit
 from telemetry.core.charge_model import HARDWARE_FAULT_END_CODES, PREEMPTION_END_CODES
+from telemetry.money.billing_months import billing_calendar
 from telemetry.money.charges import charge_all_gpus
 from tests.telemetry.rows import (
     end_hold,
@@ -51,6 +52,7 @@ class RandomLedger:
         self.currency = currency
         self.charged = charged
         self.closed_until = self.reached = world.now
+        self.splits_begin_with_days = False
         self.open: list[Allocation] = []
         self.free_from: dict[int, dt.datetime] = {}
         hosts = world.hosts
@@ -112,6 +114,8 @@ class RandomLedger:
         cuts = sorted(self.dice.sample(range(1, 10_000), len(codes) - 1))
         parts = [high - low for low, high in zip([0, *cuts], [*cuts, 10_000], strict=True)]
         percents = {f"CC_{code}": f"{part / 100:.2f}" for code, part in zip(codes, parts, strict=True)}
+        if self.splits_begin_with_days:
+            since = billing_calendar().start_of_day(since)
         payer = self.dice.choice([*self.world.teams, self.world.static])
         split(payer, max(since, self.closed_until), now, **percents)
 
