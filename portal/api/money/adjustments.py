@@ -64,11 +64,18 @@ class AdjustmentShape(ResponseSerializer):
 
 
 class AdjustmentDetailShape(AdjustmentShape):
-    effect = serializers.SerializerMethodField(help_text="effect of a proposed one on the statement")
+    effect = serializers.SerializerMethodField(
+        help_text="effect of a proposed one on the statement; null after the decision"
+    )
 
-    @extend_schema_field(StatementEffectShape)
-    def get_effect(self, row: Adjustment) -> JsonObject:
-        """Return the total of the statement before and after the approval."""
+    @extend_schema_field(StatementEffectShape(allow_null=True))
+    def get_effect(self, row: Adjustment) -> JsonObject | None:
+        """Return the total of the statement before and after the approval.
+
+        Only people who see all charges see proposals. Others must not see the total of a cost centre.
+        """
+        if row.state != AdjustmentState.PROPOSED:
+            return None
         return dict(StatementEffectShape(decisions.effect_of(row)).data)
 
 

@@ -189,6 +189,18 @@ def test_a_member_and_a_lead_see_the_approved_amounts_on_their_charges(
     assert seen["stranger"] == 404
 
 
+def test_a_person_who_sees_a_credit_does_not_see_the_total_of_the_cost_centre(
+    january: World, charged: Workload, second: User
+) -> None:
+    row = propose(january.finance, kind="credit", charge=line_of(charged).pk, cost_centre="", amount="-1")
+    url = f"/api/v1/adjustments/{row.number}/"
+    assert signed_in(second).get(url).json()["effect"]["before"] == "100.00"
+    approve(second, row)
+    for role in ("member", "lead"):
+        found = signed_in(january.people[role]).get(url).json()
+        assert (found["amount"], found["effect"]) == ("-1.00", None), role
+
+
 def test_the_pages_propose_show_the_effect_and_approve(january: World, second: User) -> None:
     client = signed_in(january.finance)
     body = {"kind": "adjustment", "month": "2026-01-01", "amount": "-12.50", "cost_centre": "CC-vision"}
