@@ -77,6 +77,7 @@ def line_of(workload: Workload) -> Charge:
         ({"amount": "0"}, "amount", "not 0"),
         ({"amount": "1.005"}, "amount", "2 decimals"),
         ({"amount": "x"}, "amount", "allowed"),
+        ({"amount": "-1E+9999999"}, "amount", "to 1,000,000,000"),
         ({"kind": "gift"}, "kind", "adjustment, credit"),
         ({"reason": ""}, "reason", "1 to 1000"),
         ({"cost_centre": "CC-99"}, "cost_centre", "such as CC-other"),

@@ -115,7 +115,8 @@ def _amount(checks: InputChecks, given: Any, kind: str, currency: str) -> Decima
     except InvalidOperation:
         amount = Decimal("NaN")
     exponent, decimals = amount.as_tuple().exponent, decimals_of(currency)
-    if not isinstance(exponent, int) or -exponent > decimals or not 0 < abs(amount) <= MAX_AMOUNT:
+    # Unlike abs(), copy_abs() accepts a number that is too large for the context of decimals.
+    if not isinstance(exponent, int) or -exponent > decimals or not 0 < amount.copy_abs() <= MAX_AMOUNT:
         words = problems.AMOUNT_INVALID.format(given=display_value(given), most=MAX_AMOUNT, decimals=decimals)
         checks.note("amount", display_value(given), words)
         return Decimal(0)
