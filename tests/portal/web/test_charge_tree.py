@@ -198,6 +198,10 @@ def test_an_unknown_part_of_the_address_is_refused(
         )
 
 
+def test_a_workload_has_no_rows_below_it(world: World, charged: Workload) -> None:
+    assert get(world.finance, "charge-tree-rows", workload=charged.pk).status_code == 404
+
+
 def test_a_row_that_the_viewer_may_not_see_answers_like_one_that_does_not_exist(
     world: World, charged: Workload
 ) -> None:

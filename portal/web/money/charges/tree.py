@@ -104,6 +104,8 @@ def charge_tree_rows(request: HttpRequest) -> HttpResponseBase:
         policy.require(user, "charges.see_all")
     where = requested_filters(request, user, month, PARAMETERS)
     address = tree_address(request, where)
+    if not address.levels:  # the filters reach a workload, which has only charge lines
+        raise invalid_path("")
     path = max(address.opened, key=len)
     query = TreeQuery(
         levels=address.levels,
