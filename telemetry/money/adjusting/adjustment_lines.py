@@ -46,6 +46,6 @@ def add_to_statement(adjustment: Adjustment) -> ChargeCell:
 
 
 def cost_centre_total(statement: Statement, cost_centre: str, currency: str) -> Decimal:
-    """Return the sum of the cents of a cost centre's lines of a month."""
-    lines = statement.lines.filter(cost_centre=cost_centre, currency=currency)
+    """Return the total of a cost centre's statement: the sum of the cents of its lines that are invoiced."""
+    lines = statement.lines.filter(cost_centre=cost_centre, currency=currency, showback=False)
     return lines.aggregate(total=Sum("charged_cents"))["total"] or ZERO

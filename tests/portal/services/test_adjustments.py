@@ -17,7 +17,7 @@ from django.utils import timezone
 from portal.errors import Invalid, NotAllowed
 from portal.models import AuditEvent, Notification, User
 from portal.notices import delivery
-from portal.services.money import months
+from portal.services.money import billing_modes, months
 from portal.services.money.adjusting import decisions
 from portal.services.money.adjusting.drafts import AdjustmentRequest
 from scheduler.models import Workload
@@ -217,6 +217,20 @@ def test_the_pages_propose_show_the_effect_and_approve(january: World, second: U
     assert "slow host" in other.get(reverse("adjustments")).content.decode()
     taken_back = other.post(url, {"verb": "withdraw", "reason": "wrong"}).headers["Location"]
     assert taken_back != url and "withdraws it" in other.get(url).content.decode()
+
+
+def test_the_effect_on_a_statement_leaves_showback_out(january: World) -> None:
+    row = propose(january.finance, team=january.vision.team)
+    other = propose(january.finance)
+    billing_modes.set_billing_mode(
+        actor=january.finance,
+        team=january.vision.team,
+        mode="showback",
+        first_month=JANUARY,
+        now=timezone.now(),
+    )
+    effects = [decisions.effect_of(each) for each in (row, other)]
+    assert [(each.before, each.after) for each in effects] == [(0, 0), (0, Decimal("-12.50"))]
 
 
 def test_page_api_and_files_show_the_same_total(january: World, second: User) -> None:

@@ -14,9 +14,10 @@ from portal.input_checks import InputChecks
 from portal.models import User
 from portal.services import audit
 from portal.services.money.adjusting.drafts import MAX_REASON_LENGTH, AdjustmentRequest, checked_draft
-from telemetry.models import Adjustment, AdjustmentState
+from telemetry.models import Adjustment, AdjustmentState, BillingMode
 from telemetry.money.adjusting import adjustments
 from telemetry.money.adjusting.adjustment_lines import cost_centre_total
+from telemetry.money.pricing.billing_modes import mode_of
 
 AUDITED = ("number", "kind", "cost_centre", "amount", "currency", "reason", "state")
 
@@ -92,9 +93,15 @@ def withdraw_adjustment(
 
 
 def effect_of(adjustment: Adjustment) -> StatementEffect:
-    """Return the effect of a proposed adjustment on the statement of its cost centre, as of now."""
-    before = cost_centre_total(adjustment.statement, adjustment.cost_centre, adjustment.currency)
-    added = adjustment.amount if adjustment.state == AdjustmentState.PROPOSED else Decimal(0)
+    """Return the effect of a proposed adjustment on the statement of its cost centre, as of now.
+
+    An adjustment of a team with showback is shown, so it does not change the total.
+    """
+    statement, team = adjustment.statement, adjustment.team
+    before = cost_centre_total(statement, adjustment.cost_centre, adjustment.currency)
+    is_shown = team is not None and mode_of(team, statement.month) == BillingMode.SHOWBACK
+    is_added = adjustment.state == AdjustmentState.PROPOSED and not is_shown
+    added = adjustment.amount if is_added else Decimal(0)
     return StatementEffect(before, before + added, adjustment.currency)
 
 
