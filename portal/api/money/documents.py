@@ -37,10 +37,8 @@ class CostCentreStatementShape(ResponseSerializer):
     issuer = serializers.CharField(help_text="name of the organisation at the close")
     tax_text = serializers.CharField()
     currency = serializers.CharField()
-    total = serializers.DecimalField(max_digits=14, decimal_places=2)
-    budget = serializers.DecimalField(
-        max_digits=14, decimal_places=2, allow_null=True, help_text="budget of the month; null: none"
-    )
+    total = CurrencyAmount()
+    budget = CurrencyAmount(allow_null=True, help_text="budget of the month; null: none")
     due_on = serializers.DateField()
     closed_at = serializers.DateTimeField(source="statement.closed_at")
     digest = serializers.CharField(source="statement.digest", help_text="digest of the month")
@@ -61,7 +59,7 @@ class DocumentRowShape(ResponseSerializer):
     price = serializers.DecimalField(
         max_digits=12, decimal_places=6, allow_null=True, help_text="mean per GPU-hour; null: none"
     )
-    amount = serializers.DecimalField(max_digits=14, decimal_places=2)
+    amount = CurrencyAmount()
 
 
 class DocumentAdjustmentShape(ResponseSerializer):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import zipfile
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -17,9 +19,10 @@ from portal.reads.money.exports import ExportDownload, document_currencies, expo
 from portal.services.money import months
 from portal.web.money.exports import export_menu
 from telemetry.models import CostCentreStatement
+from telemetry.money import statements
 from telemetry.money.charges import charge_all_gpus
 from tests.telemetry.rows import at, hold, workload
-from tests.telemetry.test_currencies import APRIL, change_of_currency
+from tests.telemetry.test_currencies import AFTER, APRIL, MARCH, change_of_currency, priced_world
 from tests.world import World, units_of
 
 pytestmark = pytest.mark.django_db
@@ -123,3 +126,18 @@ def test_the_api_and_the_page_of_a_statement_name_the_currency(april: World) -> 
         assert b"".join(answer.streaming_content) == b"".join(pdf(april.finance, currency=row.currency).parts)
     answer = client.get("/api/v1/statements/2026-04/export/", {"kind": "pdf", "cost_centre": "CC-100"})
     assert answer.status_code == 400 and "allowed: JPY, EUR" in answer.content.decode()
+
+
+def test_the_api_of_a_statement_keeps_the_decimals_of_its_currency(world: World) -> None:
+    priced_world(world, "KWD")
+    unit = units_of(world.hosts["alpha"])[0]
+    hold(workload(world, world.vision), unit, at(9), at(9) + dt.timedelta(seconds=1000), end_code="finished")
+    charge_all_gpus(AFTER)
+    statements.close_month(month=MARCH, closed_by=world.finance, now=AFTER)
+    client = Client()
+    client.force_login(world.finance)
+    found = client.get("/api/v1/cost-centre-statements/2026-03/CC-100/1/").json()
+    total = CostCentreStatement.objects.get(cost_centre="CC-100").total
+    assert total in (Decimal("0.833"), Decimal("0.834"))
+    assert found["statement"]["total"] == str(total)
+    assert sum(Decimal(row["amount"]) for row in found["rows"]) == total
