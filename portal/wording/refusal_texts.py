@@ -230,6 +230,10 @@ REFUSALS: dict[str, Sentence] = {
     "credit_in_other_currency": (
         "month is {month}, which is in {wanted}; allowed: a month in {currency}, the currency of the charges."
     ),
+    "adjustment_in_other_mode": (
+        "month is {month}, in which {team} has {mode}; allowed: a month with {wanted}, which {team} had in "
+        "{referred}, or an adjustment without a team."
+    ),
     "credited_line_may_change": (
         "line is a share of the idle time of {month}. Each charging run divides this time again until the "
         "month is closed; allowed: a line of use, or such a line of a closed month."

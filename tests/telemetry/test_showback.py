@@ -19,13 +19,14 @@ from telemetry.budgets.spending import SpendScope, period_spend
 from telemetry.exports.focus.check import check_focus_month
 from telemetry.models import CostCentreStatement, Statement, StatementLine, TeamBillingMode
 from telemetry.money import statements
+from telemetry.money.adjusting import adjustments
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.shared_idle import assign_due_cents
 from telemetry.money.signing.statement_digest import digest_lines
 from telemetry.reads.chargeback import charges_by
 from telemetry.reads.statement_document import statement_document
 from tests.telemetry.rows import at, change_in_place, cost_centre, end_hold, hold, price, workload
-from tests.telemetry.test_adjustments import approved, march
+from tests.telemetry.test_adjustments import approved, charge, credit_of, march, proposed, refused
 from tests.telemetry.test_focus import DETAIL, OPTIONS, close, everything, read
 from tests.telemetry.test_money_example import documented_table
 from tests.telemetry.test_statements import AFTER, APRIL, MARCH, busy_march, running_allocation
@@ -106,6 +107,22 @@ def test_a_correction_has_the_mode_of_its_month(march: World) -> None:
     corrections = lines.exclude(corrected_month=None)
     assert corrections.exists() and not corrections.filter(showback=False).exists()
     assert not lines.filter(corrected_month=None, showback=True).exists()
+
+
+def test_a_credit_has_the_mode_of_the_charges_that_it_gives_back(march: World) -> None:
+    columns, team = credit_of(charge()), march.vision.team.pk
+    assert columns["team"] == team
+    row = approved(march, "-12.50", team=team)
+    close(march)
+    waiting = proposed(march, "-1.00", month=APRIL, **columns)
+    set_mode(march, march.vision, month=APRIL)
+    with refused("adjustment_in_other_mode"):
+        adjustments.approve(waiting, decided_by=march.auditor, now=AFTER)
+    with refused("adjustment_in_other_mode"):
+        proposed(march, "-1.00", month=APRIL, **columns)
+    with refused("adjustment_in_other_mode"):
+        adjustments.withdraw(row, withdrawn_by=march.finance, reason="Wrong.", now=AFTER)
+    assert approved(march, "-1.00", month=APRIL).state == "approved"
 
 
 def test_a_closed_month_keeps_its_modes(march: World) -> None:

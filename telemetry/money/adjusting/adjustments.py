@@ -28,6 +28,7 @@ from telemetry.models import (
 from telemetry.money.adjusting.adjustment_lines import add_to_statement
 from telemetry.money.adjusting.credit_limits import COUNTED, COUNTED_OR_WAITING, check_credit
 from telemetry.money.billing_months import billing_calendar, next_month
+from telemetry.money.pricing.billing_modes import mode_of
 from telemetry.money.shared_idle import assign_month_cents
 from telemetry.money.statements import get_or_create_statement
 
@@ -53,7 +54,7 @@ def propose(draft: AdjustmentDraft, *, author: Any, now: datetime) -> Adjustment
     """Store a proposed adjustment. It changes no amount yet.
 
     Raises OperationRejected ``adjustment_month_is_closed``, ``credit_in_other_currency``,
-    ``credited_line_may_change`` or ``credit_above_charge``.
+    ``adjustment_in_other_mode``, ``credited_line_may_change`` or ``credit_above_charge``.
     """
     lock_ledger()
     statement = _open_statement(draft.month)
@@ -75,6 +76,7 @@ def propose(draft: AdjustmentDraft, *, author: Any, now: datetime) -> Adjustment
         author_name=author.get_username(),
         proposed_at=now,
     )
+    _check_mode(row)
     if row.kind == AdjustmentKindChoices.CREDIT:
         _check_credited(row)
         check_credit(row, COUNTED_OR_WAITING)
@@ -87,13 +89,14 @@ def approve(adjustment: Adjustment, *, decided_by: Any, now: datetime, note: str
     """Approve an adjustment and add it to the statement of its month.
 
     Raises OperationRejected ``adjustment_needs_another_person``, ``adjustment_is_decided``,
-    ``adjustment_month_is_closed`` or ``credit_above_charge``.
+    ``adjustment_month_is_closed``, ``adjustment_in_other_mode`` or ``credit_above_charge``.
     """
     lock_ledger()
     if adjustment.author_id == decided_by.pk:
         numbers = {"number": adjustment.number, "author": adjustment.author_name}
         raise OperationRejected("adjustment_needs_another_person", numbers)
     _open_statement(adjustment.statement.month)
+    _check_mode(adjustment)
     if adjustment.kind == AdjustmentKindChoices.CREDIT and adjustment.withdraws_id is None:
         check_credit(adjustment, COUNTED)
     cell = add_to_statement(adjustment)
@@ -117,7 +120,8 @@ def withdraw(adjustment: Adjustment, *, withdrawn_by: Any, reason: str, now: dat
     A proposed one gets the state withdrawn. For an approved one, the opposite amount is proposed: in the same
     month if this is open, otherwise in the present month. Return the changed or the new row.
 
-    Raises OperationRejected ``adjustment_is_decided`` or ``adjustment_is_withdrawn``.
+    Raises OperationRejected ``adjustment_is_decided``, ``adjustment_is_withdrawn`` or
+    ``adjustment_in_other_mode``.
     """
     lock_ledger()
     adjustment.refresh_from_db()
@@ -136,7 +140,7 @@ def withdraw(adjustment: Adjustment, *, withdrawn_by: Any, reason: str, now: dat
     statement = _open_statement(month)
     if statement.currency != adjustment.currency:
         raise _currency_error(adjustment.currency, statement)
-    return Adjustment.objects.create(
+    row = Adjustment(
         statement=statement,
         number=_next_number(statement),
         kind=adjustment.kind,
@@ -155,6 +159,9 @@ def withdraw(adjustment: Adjustment, *, withdrawn_by: Any, reason: str, now: dat
         author_name=withdrawn_by.get_username(),
         proposed_at=now,
     )
+    _check_mode(row)
+    row.save(force_insert=True)
+    return row
 
 
 def _decide(
@@ -223,6 +230,35 @@ def _check_credited(credit: Adjustment) -> None:
     if line is not None and line.idle_share and line.statement.state == StatementState.OPEN:
         numbers = {"month": f"{line.statement.month:%Y-%m}"}
         raise OperationRejected("credited_line_may_change", numbers, field="line")
+
+
+def _check_mode(row: Adjustment) -> None:
+    """Raise OperationRejected if the team is invoiced in only one of two months.
+
+    These are the month of the statement, and that of the credited charges or of the adjustment that is taken
+    back. Otherwise an invoiced charge would get a credit that nobody is paid, or the reverse.
+    """
+    referred = _referred_month(row)
+    if row.team is None or referred is None:
+        return
+    mode, wanted = mode_of(row.team, row.statement.month), mode_of(row.team, referred)
+    if mode != wanted:
+        numbers = {
+            "month": f"{row.statement.month:%Y-%m}",
+            "team": row.team.name,
+            "mode": mode,
+            "wanted": wanted,
+            "referred": f"{referred:%Y-%m}",
+        }
+        raise OperationRejected("adjustment_in_other_mode", numbers, field="month")
+
+
+def _referred_month(row: Adjustment) -> date | None:
+    """Return the month of the use that a credit gives back, or of the adjustment that is taken back."""
+    if row.withdraws is not None:
+        return row.withdraws.statement.month
+    corrected = row.line.corrected_month if row.line else None
+    return corrected or (row.credited.month if row.credited else None)
 
 
 def _currency_error(currency: str, statement: Statement) -> OperationRejected:
