@@ -23,10 +23,14 @@ places AS (
     FROM adjusted AS a JOIN telemetry_chargecell AS c ON c.id = a.cell_id
     LEFT JOIN telemetry_charge AS charge ON charge.id = a.charge_id
 ),
+reversed AS (
+    SELECT corrects_id AS id FROM telemetry_charge
+    WHERE month = %(month)s AND corrects_id IS NOT NULL AND reversal
+),
 credited AS (
     SELECT 'charge line ' || charge_id AS subject, charge_id AS id, 'charge' AS of, sum(amount) AS amount
     FROM telemetry_adjustment WHERE kind = 'credit' AND state = 'approved' AND charge_id IS NOT NULL
-        AND charge_id IN (SELECT charge_id FROM adjusted)
+        AND (charge_id IN (SELECT charge_id FROM adjusted) OR charge_id IN (SELECT id FROM reversed))
     GROUP BY charge_id
     UNION ALL
     SELECT 'statement line ' || line_id, line_id, 'line', sum(amount)
@@ -64,7 +68,9 @@ UNION ALL
 SELECT subject, 'sum of credits', amount::text, 'between ' || -whole || ' and 0'
 FROM (
     SELECT credited.*, CASE of
-        WHEN 'charge' THEN (SELECT charged FROM telemetry_charge WHERE id = credited.id)
+        WHEN 'charge' THEN (
+            SELECT sum(charged) FROM telemetry_charge
+            WHERE id = credited.id OR (corrects_id = credited.id AND reversal AND month <= %(month)s))
         ELSE (SELECT charged_cents FROM telemetry_statementline WHERE id = credited.id) END AS whole
     FROM credited
 ) AS sums WHERE amount > 0 OR -amount > whole

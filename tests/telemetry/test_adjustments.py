@@ -32,7 +32,7 @@ from telemetry.money.signing.statement_verification import verify_statement
 from telemetry.money.statement_lines import statement_lines
 from telemetry.reads.chargeback import charges_by
 from telemetry.reads.statement_document import statement_document
-from tests.telemetry.rows import at, change_in_place, cost_centre, hold, price, workload
+from tests.telemetry.rows import at, change_in_place, cost_centre, hold, price, split, workload
 from tests.telemetry.test_money_example import documented_table
 from tests.telemetry.test_statements import AFTER, APRIL, MARCH, busy_march
 from tests.world import H100, World, units_of
@@ -339,3 +339,16 @@ def test_the_audit_finds_a_credit_above_its_charge(march: World) -> None:
     change_in_place(row, amount=-line.charged - 1)
     found = [str(each) for each in audit_adjustments(MARCH)]
     assert any(f"charge line {line.pk}: sum of credits" in each for each in found)
+
+
+def test_the_audit_finds_a_credit_whose_charge_was_reversed_later(march: World) -> None:
+    line = charge()
+    row = approved(march, "-1.00", **credit_of(line))
+    split(march.vision, line.start, AFTER, CC_900="100")
+    charge_all_gpus(AFTER)
+    assert line.corrections.filter(reversal=True, month=MARCH).exists()
+    found = [str(each) for each in audit_adjustments(MARCH)]
+    assert any(f"charge line {line.pk}: sum of credits is -1.00" in each for each in found), found
+    counter = adjustments.withdraw(row, withdrawn_by=march.finance, reason="Charged anew.", now=AFTER)
+    adjustments.approve(counter, decided_by=march.auditor, now=AFTER)
+    assert [str(each) for each in audit_adjustments(MARCH)] == []
