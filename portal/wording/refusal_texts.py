@@ -231,8 +231,12 @@ REFUSALS: dict[str, Sentence] = {
         "month is {month}, which is in {wanted}; allowed: a month in {currency}, the currency of the charges."
     ),
     "adjustment_in_other_mode": (
-        "month is {month}, in which {team} has {mode}; allowed: a month with {wanted}, which {team} had in "
-        "{referred}, or an adjustment without a team."
+        "month is {month}, in which {team} has {mode}; allowed: a month in which it has {wanted}, as in the "
+        "month that the amount refers to, or an adjustment without a team."
+    ),
+    "billing_mode_changes_credit": (
+        "first_month is {month}; {number} gives back charges of an earlier month, in which {team} has "
+        "{wanted}; allowed: from {later} on, or after the withdrawal of {number} is approved."
     ),
     "credited_line_may_change": (
         "line is a share of the idle time of {month}. Each charging run divides this time again until the "

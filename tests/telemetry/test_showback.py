@@ -125,6 +125,18 @@ def test_a_credit_has_the_mode_of_the_charges_that_it_gives_back(march: World) -
     assert approved(march, "-1.00", month=APRIL).state == "approved"
 
 
+def test_a_new_mode_does_not_divide_a_credit_from_its_charges(march: World) -> None:
+    columns = credit_of(charge())
+    close(march)
+    row = approved(march, "-1.00", month=APRIL, **columns)
+    with refused("billing_mode_changes_credit"):
+        set_mode(march, march.vision, month=APRIL)
+    assert not TeamBillingMode.objects.exists()
+    counter = adjustments.withdraw(row, withdrawn_by=march.finance, reason="Wrong.", now=AFTER)
+    adjustments.approve(counter, decided_by=march.auditor, now=AFTER)
+    assert set_mode(march, march.vision, month=APRIL).mode == "showback"
+
+
 def test_a_closed_month_keeps_its_modes(march: World) -> None:
     row = set_mode(march, march.vision)
     statement = close(march)

@@ -16,6 +16,7 @@ from portal.wording.problems import administration_problems
 from scheduler.models import Team
 from telemetry.ledger.locks import lock_ledger
 from telemetry.models import BillingMode, Statement, StatementState, TeamBillingMode
+from telemetry.money.adjusting.adjustments import check_new_mode
 from telemetry.money.billing_months import month_of, next_month
 from telemetry.money.pricing.billing_modes import add_billing_mode, mode_of
 
@@ -32,7 +33,8 @@ def set_billing_mode(
 ) -> TeamBillingMode:
     """Set the billing mode of a team from a month on that is not closed.
 
-    The lines of open months follow at once. Raises Invalid, NotAllowed.
+    The lines of open months follow at once. Raises Invalid, NotAllowed. Raises OperationRejected if an
+    approved credit of charges of another mode is on the statement of such a month.
     """
     policy.require(actor, "billing.change")
     checks = InputChecks()
@@ -58,6 +60,7 @@ def set_billing_mode(
             checks.note("mode", mode, problem)
         checks.done()
         row = add_billing_mode(team, mode, first_month, actor, now)
+        check_new_mode(team, first_month)
         audit.record(
             actor=actor,
             via=via,

@@ -14,6 +14,7 @@ from typing import Any
 from django.db import transaction
 
 from scheduler.core.rejection import OperationRejected
+from scheduler.models import Team
 from telemetry.ledger.locks import lock_ledger
 from telemetry.models import (
     ADJUSTMENT_TRANSITIONS,
@@ -164,6 +165,30 @@ def withdraw(adjustment: Adjustment, *, withdrawn_by: Any, reason: str, now: dat
     return row
 
 
+def check_new_mode(team: Team, first_month: date) -> None:
+    """Raise OperationRejected ``billing_mode_changes_credit`` if a credit has another mode than its charges.
+
+    The mode is stored already. The caller holds ``lock_ledger`` and takes the mode back after the error.
+    """
+    rows = Adjustment.objects.filter(
+        team=team,
+        state=AdjustmentState.APPROVED,
+        statement__state=StatementState.OPEN,
+        statement__month__gte=first_month,
+    ).exclude(withdrawals__state=AdjustmentState.APPROVED)
+    for row in rows.select_related("statement", "credited", "line", "withdraws__statement").order_by("pk"):
+        mode, wanted = _modes(team, row)
+        if mode != wanted:
+            numbers = {
+                "month": f"{first_month:%Y-%m}",
+                "number": row.number,
+                "team": team.name,
+                "wanted": wanted,
+                "later": f"{next_month(row.statement.month):%Y-%m}",
+            }
+            raise OperationRejected("billing_mode_changes_credit", numbers, field="first_month")
+
+
 def _decide(
     adjustment: Adjustment, new: AdjustmentState, by: Any, now: datetime, note: str, **also: Any
 ) -> None:
@@ -238,27 +263,32 @@ def _check_mode(row: Adjustment) -> None:
     These are the month of the statement, and that of the credited charges or of the adjustment that is taken
     back. Otherwise an invoiced charge would get a credit that nobody is paid, or the reverse.
     """
-    referred = _referred_month(row)
-    if row.team is None or referred is None:
+    if row.team is None:
         return
-    mode, wanted = mode_of(row.team, row.statement.month), mode_of(row.team, referred)
+    mode, wanted = _modes(row.team, row)
     if mode != wanted:
         numbers = {
             "month": f"{row.statement.month:%Y-%m}",
             "team": row.team.name,
             "mode": mode,
             "wanted": wanted,
-            "referred": f"{referred:%Y-%m}",
         }
         raise OperationRejected("adjustment_in_other_mode", numbers, field="month")
 
 
-def _referred_month(row: Adjustment) -> date | None:
-    """Return the month of the use that a credit gives back, or of the adjustment that is taken back."""
+def _modes(team: Team, row: Adjustment) -> tuple[str, str]:
+    """Return the modes of a team in the month of the statement, and in the month that the row refers to.
+
+    That is the month of the use that a credit gives back, or of the adjustment that is taken back.
+    """
+    own = referred = row.statement.month
     if row.withdraws is not None:
-        return row.withdraws.statement.month
-    corrected = row.line.corrected_month if row.line else None
-    return corrected or (row.credited.month if row.credited else None)
+        referred = row.withdraws.statement.month
+    elif row.line is not None and row.line.corrected_month is not None:
+        referred = row.line.corrected_month
+    elif row.credited is not None:
+        referred = row.credited.month
+    return mode_of(team, own), mode_of(team, referred)
 
 
 def _currency_error(currency: str, statement: Statement) -> OperationRejected:
