@@ -582,7 +582,7 @@ def test_6_the_month_adds_up_can_be_downloaded_and_is_closed_permanently(story: 
     assert statement.status == 200 and "CC-4100" in statement.text()
     page.goto(f"{story.demo.url}/chargeback/?month={month}")
     page.get_by_role("link", name=re.compile("^Close ")).click()
-    page.get_by_role("link", name="Rehearse").click()
+    page.get_by_role("button", name="Rehearse").click()
     expect(page.locator("main")).to_contain_text("every line agrees with the facts", timeout=60_000)
     finance.check()
     page.get_by_role("button", name="Propose to close it").click()
@@ -817,6 +817,7 @@ def test_8_the_api_and_the_command_line_work_with_a_token_created_in_the_browser
     assert api.get("/api/v1/jobs/", headers={"Authorization": "Bearer gpp_no"}).status == 401
     api.dispose()
     docs = me.go("/api/docs/")
+    docs.locator("#operations-tag-jobs").click(timeout=30_000)
     expect(docs.get_by_text("/api/v1/jobs/", exact=True).first).to_be_visible(timeout=30_000)
     assert me.other_hosts == []
 
