@@ -274,6 +274,7 @@ def _probe_command(options: argparse.Namespace) -> int:
             "simulated": gpu_reader.simulated,
             "hardware": asdict(hardware),
             "samples": [asdict(row) for row in rows],
+            "minute": asdict(await gpu_reader.minute(time.time())),
             "processes": [asdict(process) for process in gpu_reader.processes()],
             "earlier_events": [asdict(event) for event in await gpu_reader.earlier(time.time())],
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 import uuid
@@ -13,6 +14,7 @@ from typing import Any
 from agent.gpu.reader import GpuReader, HardwareEvent, UnitUse
 from agent.gpu.stray_processes import STRAY_ENDED_CODE, StrayTracker, WorkloadContext, ended_by_gpu
 from agent.host import processes
+from agent.host.clock import boottime
 from agent.host.durable_files import log_disk_errors
 from agent.notebook import activity_probe
 from agent.notebook.background_activity import is_kernel
@@ -22,7 +24,9 @@ from agent.runs.local_run import LocalRun
 from agent.runs.manager import RunManager
 from agent.runs.reconcile import StopRun
 from agent.server.reporting import ServerReporter
+from agent.server.sample_spool import BatchUsage
 from agent.storage import home_usage_reader
+from agent.usage import UsageCollector
 
 log = logging.getLogger("agent.monitoring")
 
@@ -59,6 +63,8 @@ class HostMonitor:
         self._own_pids = own_pids
         self._strays = StrayTracker()
         self._unsaved: list[SampleRow] = []
+        self._usage = UsageCollector(runs, gpu_reader, sample_seconds)
+        self._unsaved_usage = BatchUsage()
 
     def loops(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """Return the coroutines to run as long as the agent runs."""
@@ -66,9 +72,9 @@ class HostMonitor:
 
     def save(self) -> None:
         """Write the samples that are still in memory to the spool. Call this method when the agent ends."""
-        if self._unsaved:
+        if self._unsaved or not self._unsaved_usage.is_empty:
             with _log_lost_samples():
-                self._reporter.spool.add(self._unsaved)
+                self._reporter.spool.add(self._unsaved, self._unsaved_usage)
 
     # --- GPUs ---
 
@@ -76,14 +82,20 @@ class HostMonitor:
         while True:
             began = time.monotonic()
             uses = await asyncio.to_thread(self._uses, list(self._runs.holders().items()))
-            self._unsaved += await self._gpu_reader.sample(uses, time.time())
+            now, uptime = time.time(), boottime()
+            rows = await self._gpu_reader.sample(uses, now)
+            if self._usage.due(began):
+                self._unsaved_usage.add(await self._usage.collect(uses, now, uptime))
+            self._unsaved_usage.runs.extend(self._usage.final_uses())
+            self._unsaved += [dataclasses.replace(row, uptime=round(uptime, 6)) for row in rows]
             self._look_for_strays(uses)
             if self._reporter.connected or len(self._unsaved) >= OFFLINE_SAMPLES_PER_BATCH * max(
                 1, len(self._runs.known_units)
             ):
                 rows, self._unsaved = self._unsaved, []
+                usage, self._unsaved_usage = self._unsaved_usage, BatchUsage()
                 with _log_lost_samples():
-                    await self._reporter.spool.add_in_thread(rows)
+                    await self._reporter.spool.add_in_thread(rows, usage)
                 self._reporter.due.set()
             await asyncio.sleep(max(0.0, self._sample_seconds - (time.monotonic() - began)))
 

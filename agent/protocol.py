@@ -64,6 +64,8 @@ class UnitSeen:
     first_slot: int
     slots: int
     memory_mib: int
+    # Number of the GPU instance, by which dcgm-exporter names it. None: no MIG instance, or an older agent.
+    instance: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class GpuSeen:
     links: dict[str, str] = field(default_factory=dict)
     pcie: str = ""  # current and maximum link, such as "x16 of x16, up to generation 5"
     nvlinks: int | None = None  # number of NVLinks that are up
+    power_limit_w: float | None = None  # the highest power limit that can be set
+    slowdown_temperature_c: float | None = None  # at this temperature, the GPU slows down
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,9 @@ class RunSeen:
     # For a run that failed without a stop order: the event codes of its GPUs in its last minutes, such as
     # "xid:79". Each code appears once.
     gpu_events: list[str] = field(default_factory=list)
+    # Of an ended run, from its control group. None: not measured, as on a host without control groups.
+    cpu_seconds: float | None = None
+    memory_peak_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,8 +358,8 @@ class Desired:
 
     version: int
     host: str
-    # Length of the lease. It begins when the agent sent the Observed frame ``answers``. If it expires, the
-    # shims stop the workloads.
+    # Length of the lease. The lease begins at the time at which the agent sent the Observed frame whose
+    # sequence is ``answers``. If the lease expires, the shims stop the workloads.
     lease_seconds: float
     runs: list[RunWanted]
     committed_sequence: int = 0  # sample batches up to this one are in the database; the agent deletes them
@@ -369,6 +376,8 @@ class Desired:
     answers: int = 0
     # Key that the agent sends with each stream that it dials during this connection. "": no key is needed.
     stream_key: str = ""
+    # The server's wall clock when it made this frame, in seconds since the epoch. None: the server is older.
+    server_time: float | None = None
     kind: str = "desired"
 
 
@@ -395,12 +404,126 @@ class SampleRow:
     nvlink_kib: int | None = None
     processes: int | None = None  # number of compute processes on the unit
     stray_processes: int | None = None  # number of compute processes that are not part of the unit's run
+    uptime: float | None = None  # CLOCK_BOOTTIME at ``ts``, in seconds; None: the agent is older
+
+
+@dataclass(frozen=True, slots=True)
+class UnitMinuteSeen:
+    """The readings of one unit that are read once a minute.
+
+    They belong to the SampleRow of the unit with the same ``ts``. Percentages are means over the minute
+    before ``ts``. None means unknown, never zero.
+    """
+
+    unit: str  # unit uuid
+    ts: float
+    graphics_active: float | None = None
+    sm_occupancy: float | None = None
+    dram_active: float | None = None
+    fp64_active: float | None = None
+    fp32_active: float | None = None
+    fp16_active: float | None = None
+    encoder_utilisation: float | None = None
+    decoder_utilisation: float | None = None
+    fan_percent: float | None = None
+    power_limit_w: float | None = None  # the limit that is in force
+    memory_clock_mhz: int | None = None
+    video_clock_mhz: int | None = None
+    # Counters of a whole GPU since the driver was loaded, with resets. A MIG instance has none.
+    pcie_rx_bytes: int | None = None
+    pcie_tx_bytes: int | None = None
+    nvlink_rx_bytes: int | None = None
+    nvlink_tx_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCountersSeen:
+    """Counters and flags of one GPU that have changed since they were last sent, by their name.
+
+    ``telemetry.dcgm.fields.SLOW_READINGS_OF_AGENTS`` has the names. All known values are sent once an hour.
+    """
+
+    gpu: str  # uuid
+    ts: float
+    values: dict[str, int]
+    uptime: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunUseSeen:
+    """The use of the processes of a run since its start. None means not measured.
+
+    ``io_*`` count the bytes that reached block devices. ``network_*`` count the bytes of the run's own
+    network namespace; they are None if the run shares the network of its host.
+    """
+
+    run: str
+    ts: float
+    uptime: float | None = None
+    cpu_seconds: float | None = None
+    memory_mib: int | None = None  # at ``ts``
+    memory_peak_mib: int | None = None
+    io_read_bytes: int | None = None
+    io_written_bytes: int | None = None
+    network_rx_bytes: int | None = None
+    network_tx_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTrafficSeen:
+    """The counters of one disk or network interface since the boot.
+
+    ``bytes_in`` were read or received, ``bytes_out`` written or sent.
+    """
+
+    name: str
+    bytes_in: int
+    bytes_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostUseSeen:
+    """The use of all processes of the host. Counters count since the boot. None means not measured."""
+
+    ts: float
+    uptime: float | None = None
+    cpu_seconds: float | None = None  # counter of busy time, over all cores
+    memory_used_mib: int | None = None  # without caches that the kernel can drop
+    disk_bytes: int | None = None  # size of the file system with the agent's state
+    disk_free_bytes: int | None = None
+    disks: list[DeviceTrafficSeen] = field(default_factory=list)
+    networks: list[DeviceTrafficSeen] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUseSeen:
+    """The use of one unit by one process of the run that holds the unit."""
+
+    unit: str  # unit uuid
+    ts: float
+    run: str
+    pid: int
+    uptime: float | None = None
+    name: str = ""  # command name in the kernel
+    sm_percent: float | None = None  # share of time in which it used the SMs; None: not measured
+    memory_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SampleBatch:
     sequence: int  # per host, from 1, without gaps; kept in the spool until committed
     rows: list[SampleRow]
+    boot_id: str = ""  # boot in which the rows were read; "": the agent is older
+    # The server's wall clock minus CLOCK_BOOTTIME of this boot, in seconds, and its largest error. None: not
+    # measured.
+    server_offset: float | None = None
+    server_offset_error: float | None = None
+    # Once a minute, beside the rows.
+    units: list[UnitMinuteSeen] = field(default_factory=list)
+    gpus: list[GpuCountersSeen] = field(default_factory=list)
+    runs: list[RunUseSeen] = field(default_factory=list)
+    host: list[HostUseSeen] = field(default_factory=list)
+    processes: list[ProcessUseSeen] = field(default_factory=list)
     kind: str = "samples"
 
 

@@ -177,8 +177,9 @@ class HostReconciler:
                     has_changed = True
                 with log_disk_errors(str(action)[:80]):
                     await self._do(action)
-        # A start that still waits is no change. The server answers each report with a frame, and each frame
-        # causes another try. A report after each try would therefore cause an endless exchange of frames.
+        # If a start has failed and its run still waits, the agent reports no change. The server answers each
+        # report with a frame, and after each frame the agent tries the start again. A report after each try
+        # would therefore cause an endless exchange of frames.
         if has_changed or self._runs.seen() != before:
             self._reporter.note_change()
 

@@ -16,6 +16,7 @@ from typing import Any
 VERSION = 1
 LONGEST_TEXT = 10_000  # characters
 LONGEST_LIST = 10_000  # entries of a list or an object
+LARGEST_NUMBER = 1e18  # largest absolute value of a float
 
 
 class ProtocolError(ValueError):
@@ -162,15 +163,22 @@ def _text_reader(max_length: int) -> ValueReader:
             raise _InvalidValue("holds a NUL character")
         if len(value) > max_length:
             raise _InvalidValue(f"{len(value)} characters; allowed: at most {max_length}")
+        if not value.isascii() and _has_surrogate(value):
+            raise _InvalidValue("holds a surrogate character, which is no text")
         return value
 
     return read
 
 
+def _has_surrogate(text: str) -> bool:
+    """Return True if no UTF-8 file and no database can store the text. JSON can carry such a text."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _read_float(value: Any) -> Any:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise _InvalidValue(f"{shortened(value)} is not float")
-    if value != value or abs(value) > 1e18:
+    if value != value or abs(value) > LARGEST_NUMBER:
         raise _InvalidValue(f"{shortened(value)} is not a finite number")
     return float(value)
 

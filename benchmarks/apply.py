@@ -26,6 +26,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from benchmarks.harness.processor_time import processor_seconds
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 SERVICES = ("postgres", "valkey")
@@ -58,7 +60,8 @@ def _measure(gpus: int, placements: int, waiting: int, rounds: int) -> dict[str,
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     warm = SnapshotCache()
-    engine.run_cycle("bench", now, cache=warm)  # becomes the leader and writes all refusals
+    # The first cycle acquires the leadership. It also writes for each waiting job why the job cannot start.
+    engine.run_cycle("bench", now, cache=warm)
     cycles, warm_times, quiet_times = [], [], []
     for number in range(rounds):
         now += timedelta(seconds=2)
@@ -103,10 +106,10 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
     from scheduler.cycle.recording import CycleRecorder
 
     query_counter = _QueryCounter()
-    started, cpu_before = time.perf_counter(), _cpu_seconds()
+    started, cpu_before = time.perf_counter(), processor_seconds()
     with connection.execute_wrapper(query_counter):
         state = snapshot.take_snapshot(None, now)
-    snapshot_seconds, cpu = time.perf_counter() - started, _cpu_seconds() - cpu_before
+    snapshot_seconds, cpu = time.perf_counter() - started, processor_seconds() - cpu_before
     started = time.perf_counter()
     decisions = plan(state, core_values.epoch_seconds(now))
     plan_seconds = time.perf_counter() - started
@@ -123,10 +126,10 @@ def _cycle(now: datetime, placements: int) -> dict[str, Any]:
     started = time.perf_counter()
     prepared = recorder.prepare(ordered, decisions, core_values.epoch_seconds(now), now)
     preparing_seconds = time.perf_counter() - started
-    started, cpu_before = time.perf_counter(), _cpu_seconds()
+    started, cpu_before = time.perf_counter(), processor_seconds()
     with connection.execute_wrapper(query_counter):
         applied = apply_plan(decisions, state, now, write_recording=lambda: recorder.write(prepared, now))
-    apply_seconds, cpu = time.perf_counter() - started, cpu + _cpu_seconds() - cpu_before
+    apply_seconds, cpu = time.perf_counter() - started, cpu + processor_seconds() - cpu_before
     if len(applied.accepted) != placements:
         raise SystemExit(
             f"gpupool: {len(applied.accepted)} of {placements} jobs were placed;"
@@ -150,16 +153,6 @@ def _keep(recorder: Any, state: Any, decisions: Any, planned_at: int, now: datet
     prepared = recorder.prepare(state, decisions, planned_at, now)
     recorder.write(prepared, now)
     recorder.committed(prepared, now)
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of its database server process.
-
-    The server process is not counted if it runs on another machine.
-    """
-    from benchmarks.ingest import _cpu_of_connection
-
-    return time.process_time() + (_cpu_of_connection() or 0.0)
 
 
 class _QueryCounter:

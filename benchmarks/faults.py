@@ -5,9 +5,9 @@
 
 The installation is started as `./run up` and `./run demo` start it. Leases last 5 s, or 20 s with `--short`.
 
-A round injects one fault at a random time while jobs are submitted. After the fault, another job is
-submitted. The recovery is the time until this job starts, unless the fault defines the recovery differently.
-Each fault states its pass condition.
+A round injects one fault at a random time while jobs are submitted. A few faults are injected without this
+load. After the fault, another job is submitted. The recovery is the time until this job starts, unless the
+fault defines the recovery differently. Each fault states its pass condition.
 
 The installation survives a round if it recovers in time and no invariant is violated. The invariants are: no
 unit is held twice, no job runs twice at once, and no job is lost. They are checked in the database rows, in

@@ -174,8 +174,8 @@ def replay(trace: Trace, arrivals: list[int], policy: str, seed: int, learn: boo
     The ratio is the mean over all arrivals after which the requested GPUs round to 100 % of the capacity.
 
     If ``learn``, the policy does not know the mix of requests in advance. It starts with ``PRIOR_MIX``. After
-    ``FIRST_UPDATE_ARRIVALS`` arrivals, all arrivals so far are added to this mix. This is repeated each time
-    the number of arrivals has doubled.
+    ``FIRST_UPDATE_ARRIVALS`` arrivals, it gets a new mix: ``PRIOR_MIX`` and all arrivals so far. It gets
+    another new mix each time the number of arrivals has doubled.
     """
     nodes = trace.nodes()
     chooser = make(policy, nodes, PRIOR_MIX if learn else trace.mix(), seed)

@@ -1,10 +1,10 @@
-"""Measure the server time of every page, for four users on a separate demo with its simulated past.
+"""Measure the server time of every page, for four users of a separate demo.
 
     ./run bench pages --rounds 20
 
-Requests run in this process through Django's test client. The time includes routing, permissions, queries and
-rendering. It does not include the network and the browser. ``queries`` is the number of SQL statements of one
-response.
+The demo has a simulated past. Requests run in this process through Django's test client. The time
+includes routing, permissions, queries and rendering. It does not include the network and the browser.
+``queries`` is the number of SQL statements of one response.
 """
 
 from __future__ import annotations
@@ -61,8 +61,17 @@ def main(argv: list[str]) -> dict[str, Any]:
     from django.core.management import call_command
     from django.test.utils import setup_test_environment
 
+    from portal.models import Organisation
+    from scheduler.models import Workload
+
     setup_test_environment()
+    # The demo started without a past. Its own work began after this time.
+    first = Workload.objects.order_by("submitted_at").values_list("submitted_at", flat=True)[0]
+    past_until = first.replace(minute=0, second=0, microsecond=0)
+    Organisation.objects.update(simulated_history_until=past_until)
     call_command("demo_history")
+    if not Workload.objects.filter(simulated=True).exists():
+        raise SystemExit("the demo has no simulated past")
     clients = _clients()
     ids = _names()
     pages = {name: _measure(clients[username], path.format(**ids), rounds) for name, username, path in PAGES}

@@ -64,8 +64,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     - ``one_ask_in_queue_seconds``: the same, but all requests of the queue wait too. The previous plan is not
       carried out.
     - ``settled``: figures of the pool some time after the previous plan was carried out. This is the usual
-      state of an engine that plans continuously. Here, ``seconds`` is the time of a new request with
-      explanations, and ``decided_seconds`` is the time without explanations.
+      state of an engine that plans continuously. Here, ``seconds`` is the time of a cycle for a new request,
+      with the reasons of refusals. ``decided_seconds`` is the time of such a cycle without the reasons.
     """
     parser = argparse.ArgumentParser(prog="plan", description=__doc__)
     parser.add_argument("--gpus", type=_between(GPUS_PER_HOST, 100_000), default=1000)

@@ -3,8 +3,8 @@
     ./run bench simulate --seeds 1000
     ./run bench simulate --replay 17        print all events of one seed
 
-Each seed is one simulation of two minutes. Users submit and cancel work, reserve GPUs and close hosts.
-Meanwhile faults are injected:
+Each seed is one simulation of less than two minutes of virtual time. Users submit and cancel work,
+reserve GPUs and close hosts. Meanwhile faults are injected:
 
 - Frames are lost, duplicated, late and out of order.
 - Hosts lose their connection or restart.

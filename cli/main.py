@@ -9,9 +9,8 @@ import click
 
 from cli.commands import (
     account,
-    chargeback,
-    cost_centres,
-    exports,
+    alerts,
+    capacity,
     fleet,
     gpus,
     health_rules,
@@ -19,15 +18,15 @@ from cli.commands import (
     jobs,
     maintenance,
     notebooks,
-    prices,
     queue,
     quotas,
     removal,
+    reports,
     reservations,
-    statements,
+    telemetry,
     workloads,
 )
-from cli.commands.money import adjustments
+from cli.commands.money import adjustments, chargeback, cost_centres, exports, prices, statements
 from cli.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, CliError
 from cli.session import cli
 
@@ -35,6 +34,7 @@ COMMAND_MODULES = (
     notebooks,
     jobs,
     workloads,
+    reports,
     queue,
     reservations,
     quotas,
@@ -42,14 +42,17 @@ COMMAND_MODULES = (
     fleet,
     hosts,
     gpus,
+    capacity,
     maintenance,
     health_rules,
+    alerts,
     removal,
     cost_centres,
     adjustments,
     chargeback,
     exports,
     statements,
+    telemetry,
     account,
 )  # imported because each module adds its commands to ``cli``
 

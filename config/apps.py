@@ -18,5 +18,5 @@ class ProjectAppConfig(AppConfig):
     label = "house"
 
     def ready(self) -> None:
-        """Register the checks of the database that Django runs."""
+        """Register a check that Django runs with its checks of the database (`Tags.database`)."""
         register(check_squashed_migrations, Tags.database)

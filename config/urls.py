@@ -7,6 +7,7 @@ from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitVie
 
 from config.account_adapter import email_page_disabled
 from config.http.probes import healthz, readyz
+from portal.api.fleet.metrics import MetricsView
 
 handler404 = "config.http.error_responses.not_found"
 handler500 = "config.http.error_responses.server_error"
@@ -14,6 +15,7 @@ handler500 = "config.http.error_responses.server_error"
 urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", healthz, name="healthz"),
     path("readyz", readyz, name="readyz"),
+    path("metrics", MetricsView.as_view(), name="metrics"),
     path("accounts/email/", email_page_disabled),
     path("accounts/", include("allauth.urls")),
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),

@@ -120,7 +120,7 @@ DISPLAYED_USERS = ("researcher", "lead", "operator", "finance", "auditor")
 def first_of_last_month(now: datetime) -> datetime:
     """Return midnight UTC on the first day of the previous month.
 
-    The time zone is UTC because statements use UTC months.
+    The time zone is UTC because the demo sets no time zone of billing months.
     """
     year, month = (now.year, now.month - 1) if now.month > 1 else (now.year - 1, 12)
     return datetime(year, month, 1, tzinfo=UTC)

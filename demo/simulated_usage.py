@@ -11,17 +11,21 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 
 import numpy as np
 from django.db import connection, transaction
 from psycopg.types.range import TimestamptzRange
 
 from scheduler.models import Allocation, Gpu, HostStateChange, Unit, WorkloadType
+from telemetry.core.rollup import UsageSums
 from telemetry.ingest.binary_copy import COPY_SAMPLES_SQL as COPY_SAMPLES
 from telemetry.ingest.binary_copy import READING_COLUMN_TYPES
 from telemetry.models import ChargedUntil, Rollup, SettledAllocation, SettledStateChange
 from telemetry.money.charges import charge_past
 from telemetry.rollups.due_marks import mark_minutes_due
+from telemetry.rollups.roll_up import roll_up_written_hours
+from telemetry.rollups.storage import StoredUse, write_rollups
 
 ProgressCallback = Callable[[int, int, str], None]
 USAGE_SEED = 42
@@ -33,39 +37,6 @@ RAW_SAMPLE_SECONDS = 30
 MINUTE_ROLLUP_SPAN = timedelta(hours=3)
 SAMPLE_COVERAGE = 0.992
 IDLE_POWER_W, BUSY_POWER_W = 90.0, 560.0
-COPY_ROLLUPS_SQL = (
-    "COPY telemetry_rollup (resolution, bucket, unit_id, allocation_id, held_seconds, covered_seconds,"
-    " samples, utilisation_seconds, utilisation_max, busy_seconds, inefficient_seconds, idle_seconds,"
-    " empty_seconds, sm_active_seconds, tensor_active_seconds, memory_used_max_mib, energy_mj, simulated)"
-    " FROM STDIN (FORMAT BINARY)"
-)
-ROLLUP_COLUMN_TYPES = (
-    "int4",
-    "timestamptz",
-    "int8",
-    "int8",
-    "float8",
-    "float8",
-    "int4",
-    *["float8"] * 8,
-    "int4",
-    "int8",
-    "bool",
-)
-DAY_ROLLUPS_SQL = """
-INSERT INTO telemetry_rollup (resolution, bucket, unit_id, allocation_id, held_seconds, covered_seconds,
-    samples,
-    utilisation_seconds, utilisation_max, busy_seconds, inefficient_seconds, idle_seconds, empty_seconds,
-    sm_active_seconds, tensor_active_seconds, memory_used_max_mib, energy_mj, simulated)
-SELECT 86400, date_trunc('day', bucket, 'UTC'), unit_id, allocation_id, sum(held_seconds),
-    sum(covered_seconds),
-    sum(samples), sum(utilisation_seconds), max(utilisation_max), sum(busy_seconds), sum(inefficient_seconds),
-    sum(idle_seconds), sum(empty_seconds), sum(sm_active_seconds), sum(tensor_active_seconds),
-    max(memory_used_max_mib), sum(energy_mj), true
-FROM telemetry_rollup WHERE resolution = 3600 AND simulated AND bucket >= %s AND bucket < %s
-GROUP BY 2, 3, 4
-ON CONFLICT DO NOTHING
-"""
 
 
 @dataclass(frozen=True)
@@ -120,17 +91,13 @@ def load_simulated_usage(
     gpus = defer_charges(end)
     held = _simulated_holds(utilisation, start, end)
     days = max(1, math.ceil((end - start) / timedelta(days=1)))
-    batches = [
-        held[first : first + ALLOCATIONS_PER_TRANSACTION]
-        for first in range(0, len(held), ALLOCATIONS_PER_TRANSACTION)
-    ]
+    batches = _batches_of_units(held)
     total = len(batches) + 2 + days
     report = progress or _ignore_progress
     for number, batch in enumerate(batches):
         report(number, total, "simulated use of past workloads")
-        _write_rollups(batch, end)
-    with connection.cursor() as cursor:
-        cursor.execute(DAY_ROLLUPS_SQL, [start, end])
+        _write_rollups(batch, start, end)
+    roll_up_written_hours(start, end, now)
     report(len(batches), total, "simulated samples of the last day")
     _write_samples(
         [hold for hold in held if hold.end > end - RAW_SAMPLE_SPAN],
@@ -191,22 +158,36 @@ def _simulated_holds(
     ]
 
 
+def _batches_of_units(held: Sequence[_SimulatedHold]) -> list[list[_SimulatedHold]]:
+    """Divide the holds into batches. All holds of a unit are in one batch, because they may share an hour."""
+    batches: list[list[_SimulatedHold]] = []
+    for _, of_unit in groupby(
+        sorted(held, key=lambda hold: (hold.unit, hold.id)), key=lambda hold: hold.unit
+    ):
+        if not batches or len(batches[-1]) >= ALLOCATIONS_PER_TRANSACTION:
+            batches.append([])
+        batches[-1] += of_unit
+    return batches
+
+
 @transaction.atomic
-def _write_rollups(batch: Sequence[_SimulatedHold], end: datetime) -> None:
-    done = Rollup.objects.filter(
-        allocation__in=[hold.id for hold in batch], resolution=Rollup.Resolution.HOUR
+def _write_rollups(batch: Sequence[_SimulatedHold], start: datetime, end: datetime) -> None:
+    written = Rollup.objects.within(Rollup.Resolution.HOUR, start - timedelta(hours=1), end)
+    there = set(
+        written.filter(allocation__in=[hold.id for hold in batch]).values_list("allocation_id", flat=True)
     )
-    there = set(done.values_list("allocation_id", flat=True).distinct())
-    with connection.cursor() as cursor, cursor.copy(COPY_ROLLUPS_SQL) as copy:
-        copy.set_types(ROLLUP_COLUMN_TYPES)
-        for hold in batch:
-            if hold.id not in there:
-                for row in _hourly_rollups(hold):
-                    copy.write_row(row)
+    host_of = dict(Unit.objects.values_list("pk", "gpu__host_id"))
+    uses = [
+        StoredUse(bucket, host_of[hold.unit], hold.unit, hold.id, use, True)
+        for hold in batch
+        if hold.id not in there
+        for bucket, use in _hourly_rollups(hold)
+    ]
+    write_rollups(Rollup.Resolution.HOUR, uses)
 
 
-def _hourly_rollups(hold: _SimulatedHold) -> Iterator[tuple[object, ...]]:
-    """Yield the rows of the hourly rollups of one allocation.
+def _hourly_rollups(hold: _SimulatedHold) -> Iterator[tuple[datetime, UsageSums]]:
+    """Yield the start and the usage of each hour of one allocation.
 
     They follow the usage profile of the type of work. The allocation's id seeds the random numbers.
     """
@@ -235,24 +216,23 @@ def _hourly_rollups(hold: _SimulatedHold) -> Iterator[tuple[object, ...]]:
         sm = used * min(1.0, sm_share)
         power = IDLE_POWER_W + (BUSY_POWER_W - IDLE_POWER_W) * used / covered
         yield (
-            int(Rollup.Resolution.HOUR),
             datetime.fromtimestamp(bucket, UTC),
-            hold.unit,
-            hold.id,
-            held,
-            covered,
-            int(covered // 10),
-            used,
-            peak,
-            busy,
-            busy * (0.9 if inefficient_job else 0.04),
-            covered - busy - empty,
-            empty,
-            sm,
-            sm * profile.tensor,
-            memory if busy > 0 else memory // 3,
-            int(power * covered * 1000),
-            True,
+            UsageSums(
+                held_seconds=held,
+                covered_seconds=covered,
+                samples=int(covered // 10),
+                utilisation_seconds=used,
+                utilisation_max=peak,
+                busy_seconds=busy,
+                inefficient_seconds=busy * (0.9 if inefficient_job else 0.04),
+                sm_unmeasured_seconds=0.0,
+                idle_seconds=covered - busy - empty,
+                empty_seconds=empty,
+                sm_active_seconds=sm,
+                tensor_active_seconds=sm * profile.tensor,
+                memory_used_max_mib=memory if busy > 0 else memory // 3,
+                energy_mj=int(power * covered * 1000),
+            ),
         )
 
 

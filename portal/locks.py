@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from django.db import connection
+
 from portal.models import Organisation
-from telemetry.models import CostCentre, HealthRule
+from scheduler.models import Pool
+from telemetry.models import CostCentre, HealthRule, UnusualSpend
 
 
 def lock_organisation() -> Organisation | None:
@@ -25,6 +28,14 @@ def lock_health_rule(code: str) -> HealthRule | None:
     return HealthRule.objects.select_for_update(no_key=True).filter(code=code).first()
 
 
+def lock_alert_rules(pool: Pool) -> None:
+    """Wait for concurrent changes of the alert rules of a pool. Call it inside a transaction.
+
+    The lock keeps two changes of different fields of a rule from undoing each other.
+    """
+    Pool.objects.select_for_update(no_key=True).filter(pk=pool.pk).first()
+
+
 def lock_cost_centres(codes: Collection[str]) -> dict[str, CostCentre]:
     """Lock and return the entries of these cost centres, by code. Call it inside a transaction.
 
@@ -32,3 +43,23 @@ def lock_cost_centres(codes: Collection[str]) -> dict[str, CostCentre]:
     """
     rows = CostCentre.objects.select_for_update(no_key=True).filter(code__in=codes).order_by("code")
     return {row.code: row for row in rows}
+
+
+def lock_statement_state(pk: int) -> str:
+    """Return the state of a statement and keep it until the commit. Call it inside a transaction.
+
+    The lock waits for a close in progress, and keeps out a later one. Charging, which also shares this lock,
+    goes on.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT state FROM telemetry_statement WHERE id = %s FOR SHARE", [pk])
+        return str(cursor.fetchone()[0])
+
+
+def lock_unusual_spend(ids: Collection[int]) -> dict[int, UnusualSpend]:
+    """Lock and return the unusual spend that still exists, by id. Call it inside a transaction.
+
+    The lock keeps a search from deleting spend that a person explains.
+    """
+    rows = UnusualSpend.objects.select_for_update(no_key=True).filter(pk__in=ids).order_by("pk")
+    return {row.pk: row for row in rows}

@@ -16,6 +16,7 @@ from django.db.models import CharField, Exists, F, Func, OuterRef, Q, QuerySet, 
 
 from portal.errors import NotAllowed
 from portal.models import ApiToken, AuditEvent, Membership, Notification, Submission, User
+from portal.models.audit import MONEY_VERBS
 from portal.wording.problems import permission_problems
 from scheduler.models import (
     Gpu,
@@ -32,6 +33,7 @@ from scheduler.models import (
 )
 from telemetry.models import (
     Adjustment,
+    Alert,
     Budget,
     Charge,
     ChargeCell,
@@ -206,8 +208,14 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         is_active & (is_operator | is_auditor),
         permission_problems.RECORDING_SEE,
     ),
+    "metrics.see": (is_active & (is_operator | is_auditor), permission_problems.METRICS_SEE),
     "host.change": (changes_things & is_operator, permission_problems.HOST_CHANGE),
     "pool.change": (changes_things & is_operator, permission_problems.POOL_CHANGE),
+    "capacity.see": (
+        is_active & (is_operator | is_finance | is_auditor),
+        permission_problems.CAPACITY_SEE,
+    ),
+    "capacity.study": (changes_things & is_operator, permission_problems.CAPACITY_STUDY),
     "team.create": (changes_things & is_operator, permission_problems.TEAM_CREATE),
     "user.change": (changes_things & is_operator, permission_problems.USER_CHANGE),
     "template.change": (changes_things & is_operator, permission_problems.TEMPLATE_CHANGE),
@@ -215,15 +223,20 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         changes_things & is_operator,
         permission_problems.HEALTH_RULE_CHANGE,
     ),
+    "alert.handle": (changes_things & is_operator, permission_problems.ALERT_HANDLE),
+    "alert_rule.change": (changes_things & is_operator, permission_problems.ALERT_RULE_CHANGE),
     "price.change": (changes_things & is_finance, permission_problems.PRICE_CHANGE),
     "refund_limit.change": (changes_things & is_finance, permission_problems.REFUND_LIMIT_CHANGE),
     "budget.change": (changes_things & is_finance, permission_problems.BUDGET_CHANGE),
     "cost_centre.change": (changes_things & is_finance, permission_problems.COST_CENTRE_CHANGE),
     "adjustment.change": (changes_things & is_finance, permission_problems.ADJUSTMENT_CHANGE),
     "statement.close": (changes_things & is_finance, permission_problems.STATEMENT_CLOSE),
-    # An auditor changes nothing else. The second signature is a check, not a change.
+    # Auditors may take this action although they change nothing: the second signature counts as a check.
     "statement.confirm": (is_active & (is_finance | is_auditor), permission_problems.STATEMENT_CONFIRM),
-    "unusual_spend.explain_all": (changes_things & is_finance, permission_problems.UNUSUAL_SPEND_EXPLAIN),
+    "unusual_spend.explain_all": (
+        changes_things & is_finance,
+        permission_problems.UNUSUAL_SPEND_EXPLAIN_ALL,
+    ),
     "billing.change": (changes_things & is_finance, permission_problems.BILLING_CHANGE),
     "charges.see_all": (
         is_active & (is_finance | is_auditor),
@@ -276,6 +289,16 @@ def sees_owner_cost(user: Viewer) -> bool:
     Other users see only its price.
     """
     return sees_all_charges(user) or sees_all_teams(user)
+
+
+def teams_whose_waste_is_named(user: Viewer) -> list[int] | None:
+    """Return the ids of the teams in which the user sees whose work wasted GPU-hours. None means all teams.
+
+    Leads see the names of their teams. Everybody sees their own work and their own rank.
+    """
+    if sees_all_teams(user) or sees_all_charges(user):
+        return None
+    return list(my_team_ids(user, Membership.Role.LEAD).values_list("team_id", flat=True))
 
 
 def my_team_ids(user: Viewer, role: str = "") -> QuerySet[Membership, Any]:
@@ -363,6 +386,19 @@ def visible_hosts_with_removed(user: Viewer) -> QuerySet[Host]:
     return Host.with_removed.filter(pool__in=visible_pools_with_removed(user))
 
 
+def named_hardware(user: Viewer, dimension: str) -> set[int] | None:
+    """Return the ids of the hosts or GPUs that the user sees in sums by ``dimension``; None means all.
+
+    Hosts and GPUs of dedicated pools of other teams have no name for the user. Other dimensions have none of
+    their names.
+    """
+    if dimension not in ("host", "gpu") or sees_all_teams(user) or sees_all_charges(user):
+        return None
+    hosts = visible_hosts_with_removed(user)
+    rows = hosts if dimension == "host" else Gpu.objects.filter(host__in=hosts)
+    return set(rows.values_list("pk", flat=True))
+
+
 def visible_gpus(user: Viewer) -> QuerySet[Gpu]:
     """Return the GPUs of visible hosts."""
     return Gpu.objects.filter(host__pool__in=visible_pools(user))
@@ -385,6 +421,17 @@ def visible_arrays(user: Viewer) -> QuerySet[JobArray]:
     if sees_all_teams(user):
         return JobArray.objects.all()
     return JobArray.objects.filter(project__team__in=my_team_ids(user))
+
+
+def visible_alerts(user: Viewer) -> QuerySet[Alert]:
+    """Return the alerts about the work and the reservations of the user's teams.
+
+    Operators and auditors see all alerts.
+    """
+    if sees_all_teams(user):
+        return Alert.objects.all()
+    mine = my_team_ids(user)
+    return Alert.objects.filter(Q(workload__project__team__in=mine) | Q(reservation__project__team__in=mine))
 
 
 def visible_volumes(user: Viewer) -> QuerySet[Volume]:
@@ -542,15 +589,16 @@ def visible_cost_centres(user: Viewer) -> QuerySet[CostCentre]:
 def visible_audit(user: Viewer) -> QuerySet[AuditEvent]:
     """Return the audit records of the user's changes and of changes in teams that the user leads.
 
-    Operators and auditors see all records.
+    Finance sees all changes of money, and operators and auditors see all records.
     """
     if may(user, "audit.see_all"):
         return AuditEvent.objects.all()
     if not _active(user):
         return AuditEvent.objects.none()
-    return AuditEvent.objects.filter(
-        Q(actor_id=user.pk) | Q(team__in=my_team_ids(user, Membership.Role.LEAD))
-    )
+    seen = Q(actor_id=user.pk) | Q(team__in=my_team_ids(user, Membership.Role.LEAD))
+    if sees_all_charges(user):
+        seen |= Q(verb__in=MONEY_VERBS)
+    return AuditEvent.objects.filter(seen)
 
 
 def visible_tokens(user: Viewer) -> QuerySet[ApiToken]:

@@ -12,6 +12,12 @@
     address.searchParams.delete("open");
     for (const path of change(opened)) address.searchParams.append("open", path);
     history.replaceState(null, "", address);
+    const file = tree.querySelector("a[data-tree-file]");
+    if (file) {
+      const shown = new URLSearchParams(address.search);
+      shown.set("format", "csv");
+      file.href = `?${shown}`;
+    }
   };
   const isAt = (path, text) => text === path || text.startsWith(`${path}@`);
   const isBelow = (path, text) => isAt(path, text) || text.startsWith(`${path}/`);
@@ -75,6 +81,25 @@
     if (link.dataset.rows) toggle(link);
     else turn(link).catch(() => location.assign(link.href));
   });
+
+  /* The chosen columns are hidden by classes of the table, so they also apply to rows that open later. */
+  const HIDDEN = "gpupool.charge-tree.hidden-columns";
+  const table = tree.querySelector("table.tree"), chooser = tree.querySelector("[data-tree-columns]");
+  const boxes = [...tree.querySelectorAll("#tree-columns input")];
+  const showColumns = () => {
+    for (const box of boxes) table.classList.toggle(`hides-${box.value}`, !box.checked);
+  };
+  if (table && chooser) {
+    let hidden = [];
+    try { hidden = JSON.parse(localStorage.getItem(HIDDEN) ?? "[]"); } catch (unreadable) { localStorage.removeItem(HIDDEN); }
+    for (const box of boxes) box.checked = !hidden.includes(box.value);
+    showColumns();
+    chooser.hidden = false;
+    tree.querySelector("#tree-columns").addEventListener("change", () => {
+      showColumns();
+      localStorage.setItem(HIDDEN, JSON.stringify(boxes.filter((box) => !box.checked).map((box) => box.value)));
+    });
+  }
 
   /* Arrow keys: up and down go from row to row, right opens a row, left closes it or goes to the row above. */
   const names = () => [...tree.querySelectorAll("tbody td.col-name > a:first-of-type")];

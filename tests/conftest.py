@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +17,12 @@ import pytest
 from django.test import TransactionTestCase
 from pytest_django.plugin import DjangoDbBlocker
 
+from tools.paths import find_program
+
 NOW = dt.datetime(2026, 3, 18, 10, 0, tzinfo=dt.UTC)  # a Wednesday morning, not near a clock change
 
 # No deadlines: a slow machine must not fail a property.
-for profile, examples in (("short", 15), ("full", 100)):
+for profile, examples in (("short", 8), ("full", 100)):
     hypothesis.settings.register_profile(
         profile,
         max_examples=examples,
@@ -42,25 +43,22 @@ def calendar_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
 NEEDS = {
     "browser": ("Chromium", ("chromium", "chromium-browser", "google-chrome")),
     "sandbox": ("bubblewrap", ("bwrap",)),
+    "prometheus": ("Prometheus with promtool", ("promtool",)),
 }
 # The worked examples run in an environment of their own: see examples/requirements.txt.
 EXAMPLES = Path(__file__).resolve().parents[1] / ".gpupool" / "torch"
 EXAMPLES_NEED = {"torch": "torch", "lightning": "lightning", "transformers": "transformers", "ray": "ray"}
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests that need a program which this system lacks; in CI, fail these tests.
+    """Group the tests by their shared rows. Skip those whose program this system lacks; in CI, fail them.
 
-    Consecutive tests of a module with the same shared rows run one after another, so that the rows are
-    written once. pytest-django has placed the tests that commit behind the others, and they stay there.
+    This hook must run before that of pytest-xdist, which reads the groups of the tests.
     """
-    from tests.world import rows_of_test
-
-    names = {item: rows.name if (rows := rows_of_test(item)) else "" for item in items}
-    modules = itertools.groupby(items, key=lambda item: item.path)
-    items[:] = [item for _, group in modules for item in sorted(group, key=names.__getitem__)]
+    _sort_by_shared_setup(items)
     missing = {
-        mark: label for mark, (label, programs) in NEEDS.items() if not any(map(shutil.which, programs))
+        mark: label for mark, (label, programs) in NEEDS.items() if not any(map(find_program, programs))
     }
     if "sandbox" not in missing and not _sandbox_works():
         missing["sandbox"] = "bubblewrap with the permission to make user namespaces"
@@ -77,6 +75,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     item.add_marker(pytest.mark.usefixtures("refuse_to_skip_in_ci"))
                 else:
                     item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _sort_by_shared_setup(items: list[pytest.Item]) -> None:
+    """Let the tests of a module with the same shared rows run in sequence and in one process.
+
+    The rows are then written once. Without a group, pytest-xdist gives each process some of the tests, and
+    each writes the rows. A test that commits writes its own rows. pytest-django places these tests behind the
+    others. Tests with a fixture of their module, such as a server, are a group for the same reason.
+    """
+    from tests.world import commits, rows_of_test
+
+    names = {item: rows.name if (rows := rows_of_test(item)) else "" for item in items}
+    for item in items:
+        shares_rows = names[item] and not commits(item, getattr(item, "fixturenames", ()))
+        shared = names[item] if shares_rows else _fixture_of_module(item)
+        if shared and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}:{shared}"))
+    modules = itertools.groupby(items, key=lambda item: item.path)
+    items[:] = [item for _, group in modules for item in sorted(group, key=names.__getitem__)]
+
+
+def _fixture_of_module(item: pytest.Item) -> str:
+    """Return the first fixture of a test that its module sets up once. An empty text if there is none."""
+    information = getattr(item, "_fixtureinfo", None)
+    found = information.name2fixturedefs if information else {}
+    return min((name for name, each in found.items() if each and each[-1].scope == "module"), default="")
 
 
 def _sandbox_works() -> bool:

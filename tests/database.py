@@ -1,12 +1,17 @@
 """Create the test database: a copy of a migrated template, emptied after each test that commits.
 
-The template is named after a digest of the migrations. So one process migrates and the others copy its
-result. A server that is kept between runs migrates only after a migration has changed.
+The template is named after a digest of Django's version and the files in MIGRATION_SOURCES. So one process
+migrates and the others copy its result. The template is dumped to ``.gpupool/test-databases``. Other runs on
+the same day load this dump instead of migrating.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import gc
 import hashlib
+import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +28,14 @@ from config.roles import grant_program_role
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM_ROLE = "gpupool_app"
 TEMPLATE_LOCK = 0x67707570  # any number that nothing else on the server locks
-MIGRATION_SOURCES = ("*/migrations/*.py", "scheduler/state/*.py", "requirements/base.txt")
+MIGRATION_SOURCES = (
+    "*/migrations/*.py",
+    "scheduler/state/*.py",
+    "requirements/base.txt",
+    "tests/database.py",
+)
+DUMPS = ROOT / ".gpupool" / "test-databases"
+KEPT_DUMPS = 10
 
 # Copies of the rows that migrations write, in an order in which they can be inserted again.
 KEEP_MIGRATED_ROWS = """
@@ -81,8 +93,7 @@ def create_test_database() -> str:
             _drop(server, unfinished)
             server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(unfinished)))
             use_database(unfinished)
-            call_command("migrate", verbosity=0, skip_checks=True)
-            _prepare_template()
+            _fill_template(_dump_path(template))
             use_database(unfinished)  # closes the connections to it, so that it can be renamed
             server.execute(
                 sql.SQL("ALTER DATABASE {} RENAME TO {}").format(
@@ -127,6 +138,44 @@ def empty_tables(test_case: TransactionTestCase) -> None:
             if not attempts_left:
                 raise
             time.sleep(0.5)
+
+
+def _dump_path(template: str) -> Path:
+    """Return the file of today's dump. Older dumps are not used: migrations write the present time."""
+    return DUMPS / f"{template}_{dt.datetime.now(dt.UTC):%Y%m%d}.sql"
+
+
+def _fill_template(dump: Path) -> None:
+    """Load the dump into the present database. If there is none, migrate, and make the dump.
+
+    ``./run`` sets GPUPOOL_POSTGRES_BIN to the programs of its own server. A server of another version may
+    refuse them, so without the setting nothing is dumped.
+    """
+    programs = os.environ.get("GPUPOOL_POSTGRES_BIN")
+    if programs and dump.exists():
+        _run_program(programs, "psql", "-qX1", "-v", "ON_ERROR_STOP=1", "-o", "/dev/null", "-f", str(dump))
+        return
+    gc.disable()  # Django makes so many model classes that the collector takes a quarter of the time
+    try:
+        call_command("migrate", verbosity=0, skip_checks=True)
+    finally:
+        gc.enable()
+    _prepare_template()
+    if programs:
+        DUMPS.mkdir(parents=True, exist_ok=True)
+        unfinished = dump.with_suffix(f".{os.getpid()}")
+        _run_program(programs, "pg_dump", "-f", str(unfinished))
+        unfinished.rename(dump)
+        for old in sorted(DUMPS.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT_DUMPS]:
+            old.unlink(missing_ok=True)
+
+
+def _run_program(folder: str, name: str, *arguments: str) -> None:
+    """Run a program of PostgreSQL on the present database."""
+    address = _address(connection.settings_dict["NAME"])
+    variables = {"dbname": "DATABASE", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
+    env = {**os.environ, **{f"PG{variables[key]}": str(value) for key, value in address.items()}}
+    subprocess.run([str(Path(folder) / name), *arguments], env=env, check=True)
 
 
 def _prepare_template() -> None:

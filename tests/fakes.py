@@ -22,13 +22,16 @@ FAR_AWAY = dt.datetime(2200, 1, 1, tzinfo=dt.UTC)
 
 def inventory_of(host: Host) -> Inventory:
     """Return an inventory that leaves the host's rows unchanged."""
+    units_by_gpu: dict[int, list[Unit]] = {}
+    for unit in Unit.objects.filter(gpu__host=host, retired_at__isnull=True).order_by("slots"):
+        units_by_gpu.setdefault(unit.gpu_id, []).append(unit)
     gpus = []
     for gpu in Gpu.objects.filter(host=host, retired_at__isnull=True).order_by("index"):
         units = [
             UnitSeen(
                 u.uuid, u.profile, u.slots.lower - gpu.first_slot, u.slots.upper - u.slots.lower, u.memory_mib
             )
-            for u in Unit.objects.filter(gpu=gpu, retired_at__isnull=True).order_by("slots")
+            for u in units_by_gpu.get(gpu.pk, [])
         ]
         gpus.append(
             GpuSeen(

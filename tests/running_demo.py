@@ -48,7 +48,7 @@ class Demo:
                 env={name: value for name, value in os.environ.items() if not name.endswith("_URL")},
             )
 
-    def wait_ready(self, seconds: float = 240) -> None:
+    def wait_ready(self, seconds: float = 390) -> None:
         self.wait_for(lambda: "is ready" in self.output.read_text(), seconds)
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> None:

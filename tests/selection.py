@@ -1,7 +1,11 @@
-"""Mark tests that only `./run test --long` runs, and tests that share one process. Loaded by pytest."""
+"""Mark tests that only `./run test --long` runs, and tests that share one process. Loaded by pytest.
+
+After the collection, all objects are frozen, so that the garbage collector has less work.
+"""
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -21,3 +25,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("long")
         if item.path.parent == ONE_PROCESS_FOLDER:
             item.add_marker(pytest.mark.xdist_group("architecture"))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector ignore all present objects: modules and tests stay until the end."""
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter collect all objects at its exit. Otherwise some libraries report leaks."""
+    gc.unfreeze()

@@ -93,7 +93,7 @@ class World:
 class WorldRows:
     """Rows that a fixture adds to the world. ``write`` writes them and returns the value of the fixture.
 
-    ``after`` are the rows that must exist before.
+    ``after`` are the rows of another fixture, which must be written first. None if no such rows are needed.
     """
 
     name: str
@@ -102,7 +102,7 @@ class WorldRows:
 
     @property
     def chain(self) -> list[WorldRows]:
-        """Return these rows and all rows before them, in the order of writing."""
+        """Return these rows and all rows that must be written before them, in the order of writing."""
         return [*(self.after.chain if self.after else ()), self]
 
 
@@ -118,14 +118,14 @@ class SharedWorld:
         self._transaction: transaction.Atomic | None = None
         self._chain: list[WorldRows] = []
         self._pickled = b""
-        self.values: dict[str, Any] = {}  # of the fixtures of the chain, made with the last copy
+        self.values: dict[str, Any] = {}  # by name of a fixture in the chain; new objects in each copy
 
     @property
     def is_open(self) -> bool:
         return self._transaction is not None
 
     def open(self, rows: WorldRows | None = None) -> None:
-        """Begin a transaction and write the world and the rows in it. Do nothing if these are open."""
+        """Begin a transaction and write the world and ``rows`` in it. Do nothing if these are open."""
         chain = rows.chain if rows else []
         if connection.closed_in_transaction or chain != self._chain:  # a test may have closed the connection
             self.close()
@@ -136,7 +136,7 @@ class SharedWorld:
         world = build_world(MONDAY)
         values = {each.name: each.write(world) for each in chain}
         with connection.cursor() as cursor:
-            # A table with waiting triggers cannot be altered, and some tests alter tables.
+            # Run the deferred triggers now: some tests alter tables, which pending triggers would prevent.
             cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
             cursor.execute("SET CONSTRAINTS ALL DEFERRED")
         self._chain, self._pickled = chain, pickle.dumps((world, values))
@@ -162,8 +162,8 @@ SHARED_WORLD = SharedWorld()
 def world_fixture(write: Callable[[World], Any], after: Any = None) -> Any:
     """Return a fixture that adds rows to the world. Consecutive tests share these rows.
 
-    ``write`` adds the rows, and returns the value of the fixture. It must depend on the world only. ``after``
-    is the fixture of this kind whose rows must exist before.
+    ``write`` adds the rows and returns the value of the fixture. Both must depend on the world only.
+    ``after`` is another fixture made by this function, whose rows ``write`` needs.
     """
     name = write.__name__.removeprefix("write_")
     rows = WorldRows(name, write, after.world_rows if after else None)
@@ -182,7 +182,7 @@ def world_fixture(write: Callable[[World], Any], after: Any = None) -> Any:
 
 
 def rows_of_test(node: Any) -> WorldRows | None:
-    """Return the rows of the world that a test shares: the longest chain of its fixtures; None if none."""
+    """Return the shared rows of a test: the longest chain of rows of its fixtures. None if it has no rows."""
     fixtures = getattr(node, "_fixtureinfo", None)
     definitions = [each[-1] for each in fixtures.name2fixturedefs.values() if each] if fixtures else []
     found = [rows for each in definitions if (rows := getattr(each.func, "world_rows", None))]
@@ -191,9 +191,14 @@ def rows_of_test(node: Any) -> WorldRows | None:
 
 def is_transactional(request: pytest.FixtureRequest) -> bool:
     """Return True if the test commits, so that it cannot share a transaction."""
-    marker = request.node.get_closest_marker("django_db")
+    return commits(request.node, request.fixturenames)
+
+
+def commits(node: Any, fixture_names: Sequence[str]) -> bool:
+    """Return True if the test ``node``, which uses the named fixtures, commits."""
+    marker = node.get_closest_marker("django_db")
     marked = marker is not None and bool(marker.kwargs.get("transaction"))
-    return marked or bool({"transactional_db", "live_server"} & set(request.fixturenames))
+    return marked or bool({"transactional_db", "live_server"} & set(fixture_names))
 
 
 def uses_shared_world(request: pytest.FixtureRequest) -> bool:

@@ -92,8 +92,8 @@ def _tests_by_folder(root: Path, name: str, has_importers: bool) -> Iterator[str
         folder = "/".join(parts[:length])
         tests = TESTS_OF_FOLDER.get(folder, f"tests/{folder}")
         if (root / tests).is_dir():
-            # A whole package has many tests. They are needed if no test imports the changed file. They are
-            # also needed if the package is a program, because tests may run it without an import.
+            # The tests of a whole package are many, so they run only in two cases: no test imports the
+            # changed file, or the package is a program that tests may run without an import.
             if length > 1 or not has_importers or (root / parts[0] / "__main__.py").exists():
                 yield tests
             return

@@ -10,11 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from tools.console import RunError, run_quietly, say, timed_step
-from tools.paths import EXAMPLES_VENV, PYTHON, ROOT, STATE, VENV
+from tools.paths import EXAMPLES_VENV, PROMETHEUS, PYTHON, ROOT, STATE, VENV, find_program
 
 TEST_PROGRAMS = {
     "bubblewrap": ("bwrap",),
@@ -22,6 +23,7 @@ TEST_PROGRAMS = {
     "iproute2": ("ip",),
     "nftables": ("nft",),
 }
+PROMETHEUS_PROGRAMS = ("prometheus", "promtool")
 EXAMPLES_REQUIREMENTS = ROOT / "examples" / "requirements.txt"
 
 
@@ -164,9 +166,9 @@ def install_system_packages(packages: list[str], why: str) -> bool:
     return _apt_succeeds(install)
 
 
-def _apt_succeeds(command: list[str]) -> bool:
+def _apt_succeeds(command: list[str], folder: str | None = None) -> bool:
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    return subprocess.run(command, env=env, capture_output=True).returncode == 0
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True).returncode == 0
 
 
 def ensure_test_programs() -> None:
@@ -176,12 +178,37 @@ def ensure_test_programs() -> None:
     instead.
     """
     missing = [name for name, programs in TEST_PROGRAMS.items() if not any(map(shutil.which, programs))]
-    if not missing or install_system_packages(missing, "the sandbox and browser tests need them"):
+    if missing and install_system_packages(missing, "the sandbox and browser tests need them"):
+        missing = []
+    if not _ensure_prometheus():
+        missing.append("prometheus")
+    if not missing:
         return
     line = f"sudo apt-get install -y {' '.join(missing)}"
     if os.environ.get("CI", "").lower() == "true":
         raise RunError(f"in CI nothing may be skipped, but {' and '.join(missing)} is missing: {line}")
     say(f"  Tests that need {' and '.join(missing)} will be skipped. To run them: {line}")
+
+
+def _ensure_prometheus() -> bool:
+    """Unpack Debian's package of Prometheus into ``.gpupool``. Return True if its programs are there.
+
+    The package is not installed, because its installation starts a server.
+    """
+    with _exclusive("prometheus"):
+        if all(map(find_program, PROMETHEUS_PROGRAMS)):
+            return True
+        if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
+            return False
+        say(f"  Unpacking Debian's prometheus into {PROMETHEUS}: the tests of metrics need it")
+        with tempfile.TemporaryDirectory() as folder:
+            download = ["apt-get", "download", "prometheus"]
+            if not _apt_succeeds(download, folder):
+                _apt_succeeds(["apt-get", "update"])
+                _apt_succeeds(download, folder)
+            for package in Path(folder).glob("prometheus_*.deb"):
+                subprocess.run(["dpkg-deb", "--extract", str(package), str(PROMETHEUS)], capture_output=True)
+        return all(map(find_program, PROMETHEUS_PROGRAMS))
 
 
 def offer_sandbox() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -9,6 +10,12 @@ STATE = ROOT / ".gpupool"
 VENV = STATE / "venv"
 PYTHON = VENV / "bin" / "python"
 EXAMPLES_VENV = STATE / "torch"
+PROMETHEUS = STATE / "prometheus"
+
+
+def find_program(name: str) -> str | None:
+    """Return the path of a program in PATH or in ``.gpupool/prometheus``; None if it is in neither."""
+    return shutil.which(name) or shutil.which(name, path=str(PROMETHEUS / "usr" / "bin"))
 
 
 def site_packages() -> Path:

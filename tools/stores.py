@@ -129,7 +129,7 @@ class Stores:
             f'dir "{self.folder / "valkey"}"',
             "appendonly no",
             "save 300 1" if self.durable else 'save ""',
-            # A full disk must not stop the queue. All data of Valkey can be restored from the database.
+            # A full disk must not stop the queue. Valkey has only data that may be lost.
             "stop-writes-on-bgsave-error no",
             "maxmemory-policy noeviction",
         ]

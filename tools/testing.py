@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import selectors
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import IO
 
 from tools.changed_tests import changed_files, choose_tests
 from tools.console import say
 from tools.environment import ensure_environment, ensure_examples_environment, ensure_test_programs
 from tools.paths import PYTHON, ROOT
-from tools.processes import be_interrupted_with_parent, interrupt, run_interruptible
+from tools.processes import be_interrupted_with_parent, interrupt
 from tools.throw_away import throw_away_stores
 
 FLAGS = ("--external", "--long", "--changed")
@@ -26,6 +28,8 @@ PASSED = (0, NOTHING_COLLECTED_STATUS)
 # The gates run one after another, at a lower priority than the tests.
 GATES = ("nice", "-n", "5", sys.executable, str(ROOT / "run"), "check", "--jobs", "1")
 SHOWN_CHOICES = 40
+# In a new checkout, each process of pytest would compile all modules. One collection compiles them for all.
+COMPILE = (str(PYTHON), "-m", "pytest", "-p", "no:terminal", "--collect-only", "tests")
 # The database address of parts without a database. A test that does need a database fails at once.
 NO_DATABASE_URL = "postgresql://no-database.invalid/none"
 EXAMPLES_MARKERS = re.compile(r"(?P<negation>not\s+)?\b(long|torch|lightning|transformers|ray)\b")
@@ -36,9 +40,9 @@ EXAMPLES_MARKED = re.compile(r"pytest\.mark\.(torch|lightning|transformers|ray)\
 class Part:
     """Tests for one call of pytest: the tests in ``paths`` that match the marker expression ``markers``.
 
-    Parts of the same stage run at the same time. The stages run one after another. Test databases are named
-    after the worker processes of pytest. Therefore only one part of a stage may have both a database and
-    several processes.
+    The parts of one lane run one after another. The lanes run at the same time. Test databases are named
+    after the worker processes of pytest. Therefore only one part may have both a database and several
+    processes, and only one may have a database and one process.
     """
 
     name: str
@@ -48,7 +52,7 @@ class Part:
     options: tuple[str, ...] = ()
     processes: int = 1
     database: bool = True
-    stage: int = 1
+    lane: int = 1
 
     def chosen_paths(self, wanted: Sequence[str]) -> list[str]:
         """Return the files and folders of this part that are within ``wanted``.
@@ -80,16 +84,16 @@ def narrower(one: str, other: str) -> str | None:
     return other if is_within(other, one) else None
 
 
-# Tests of agents wait most of the time, so they run at the same time as the other tests of the first stage.
-# Tests of whole sites depend on timeouts, such as the end of a lease, so they run in a second stage.
+# Tests of agents and of whole sites wait most of the time, so they run at the same time as the other tests.
+# They run one after another, because they depend on timeouts, such as the end of a lease.
 MAIN_JOB = "tests/e2e/test_main_job.py"
 SITES = ("tests/benchmarks", "tests/e2e", "tests/house")
 AGENTS = "tests/agent"
 SHORT_PARTS = (
     Part("tests", "not long and not site", excluded=(AGENTS,), processes=3),
-    Part("tests of agents", "not long and not site", (AGENTS,), processes=4, database=False),
-    Part("tests of whole sites", "site and not long", SITES, (MAIN_JOB,), stage=2),
-    Part("main job", "site and not long", (MAIN_JOB,), database=False, stage=2),
+    Part("tests of agents", "not long and not site", (AGENTS,), processes=4, database=False, lane=2),
+    Part("main job", "site and not long", (MAIN_JOB,), database=False, lane=2),
+    Part("tests of whole sites", "site and not long", SITES, (MAIN_JOB,), lane=2),
 )
 LONG_PARTS = (
     Part(
@@ -98,7 +102,7 @@ LONG_PARTS = (
         options=("--hypothesis-profile", "full"),
         processes=3,
     ),
-    Part("long tests of whole sites", "long and site", SITES, database=False, stage=2),
+    Part("long tests of whole sites", "long and site", SITES, database=False),
 )
 
 
@@ -168,72 +172,93 @@ def _run_parts(
     wanted = [argument for argument in arguments if is_within(argument, "tests")]
     options = [argument for argument in arguments if argument not in wanted]
     with throw_away_stores(external) as env:
-        commands = {
-            part: part.command(options, paths) for part in parts if (paths := part.chosen_paths(wanted))
-        }
-        failed: list[str] = []
-        for stage in sorted({part.stage for part in commands}):
-            others = [("gates", GATES, env)] if with_gates and stage == 1 else []
-            failed += _run_stage([part for part in commands if part.stage == stage], commands, others, env)
+        lanes: dict[int, list[_Command]] = {}
+        for part in parts:
+            if paths := part.chosen_paths(wanted):
+                command = _Command(part.name, part.command(options, paths), part.environment(env))
+                lanes.setdefault(part.lane, []).append(command)
+        if not wanted and not has_compiled_tests(ROOT):
+            lanes[1].insert(0, _Command("compilation of all modules", COMPILE, env))
+        gates = [[_Command("gates", GATES, env)]] if with_gates else []
+        failed = _run_lanes([*lanes.values(), *gates])
     what = "All gates and tests" if with_gates else "All tests"
     verdict = f"FAILED: {', '.join(failed)}" if failed else f"{what} passed"
     say(f"{verdict} ({time.monotonic() - begin:.0f} s)")
     return 1 if failed else 0
 
 
-def _run_stage(
-    parts: Sequence[Part],
-    commands: Mapping[Part, Sequence[str]],
-    others: Sequence[tuple[str, Sequence[str], Mapping[str, str]]],
-    env: Mapping[str, str],
-) -> list[str]:
-    """Run the parts of a stage and the other commands at the same time.
-
-    The output of the first part is shown while it runs. Returns the names of the parts and commands that
-    failed.
-    """
-    first, *rest = parts
-    named = [(part.name, commands[part], part.environment(env)) for part in rest]
-    with contextlib.ExitStack() as stack:
-        background = [stack.enter_context(_BackgroundCommand.run(*command)) for command in (*named, *others)]
-        say(first.name.capitalize())
-        status = run_interruptible(commands[first], ROOT, first.environment(env))
-        failed = [] if status in PASSED else [first.name]
-        return failed + [other.name for other in background if not other.wait()]
+def has_compiled_tests(root: Path) -> bool:
+    """Return True if pytest has already compiled the test modules of this checkout."""
+    return any((root / "tests" / "scheduler" / "__pycache__").glob("test_*.pyc"))
 
 
-class _BackgroundCommand:
-    """A command that runs at the same time as the first part. ``wait`` prints its output."""
+@dataclass(frozen=True)
+class _Command:
+    name: str
+    arguments: Sequence[str]
+    env: Mapping[str, str]
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
-        self.name = name
-        self._process = process
-        self._output = output
-
-    @classmethod
     @contextlib.contextmanager
-    def run(cls, name: str, command: Sequence[str], env: Mapping[str, str]) -> Iterator[_BackgroundCommand]:
+    def running(self, output: IO[bytes] | None) -> Iterator[subprocess.Popen[bytes]]:
         """Run the command during the block. Interrupt it if it still runs at the end of the block."""
-        with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=be_interrupted_with_parent,
-            )
-            try:
-                yield cls(name, process, output)
-            finally:
-                interrupt(process)
+        process = subprocess.Popen(
+            self.arguments,
+            cwd=ROOT,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=be_interrupted_with_parent,
+        )
+        try:
+            yield process
+        finally:
+            interrupt(process)
 
-    def wait(self) -> bool:
-        """Wait for the end and print the output. Returns True if nothing failed."""
-        status = self._process.wait()
-        self._output.seek(0)
-        say(self.name.capitalize())
-        say(self._output.read().decode(errors="replace").rstrip())
-        return status in PASSED
+
+def _run_lanes(lanes: Sequence[Sequence[_Command]]) -> list[str]:
+    """Run the lanes at the same time, and the commands of each lane one after another.
+
+    The output of the first lane is shown while its commands run. The output of another command is shown when
+    this command and the first lane have ended. Returns the names of the commands that failed.
+    """
+    failed: list[str] = []
+    ended: list[tuple[str, IO[bytes]]] = []
+    first_lane_runs = True
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as running:
+
+        def start_next(rest: list[_Command], is_shown: bool) -> None:
+            command = rest.pop(0)
+            output = None if is_shown else stack.enter_context(tempfile.TemporaryFile())
+            if is_shown:
+                say(command.name.capitalize())
+            process = stack.enter_context(command.running(output))
+            running.register(
+                os.pidfd_open(process.pid), selectors.EVENT_READ, (command, process, output, rest)
+            )
+
+        for number, lane in enumerate(lanes):
+            start_next(list(lane), is_shown=number == 0)
+        while running.get_map():
+            for key, _ in running.select():
+                command, process, output, rest = key.data
+                running.unregister(key.fd)
+                os.close(key.fd)
+                if process.wait() not in PASSED:
+                    failed.append(command.name)
+                if output is not None:
+                    ended.append((command.name, output))
+                if rest:
+                    start_next(rest, is_shown=output is None)
+                elif output is None:
+                    first_lane_runs = False
+            while ended and not first_lane_runs:
+                _show(*ended.pop(0))
+    return failed
+
+
+def _show(name: str, output: IO[bytes]) -> None:
+    output.seek(0)
+    say(name.capitalize())
+    say(output.read().decode(errors="replace").rstrip())

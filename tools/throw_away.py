@@ -48,7 +48,11 @@ def throw_away_stores(
             places.append(stores.sockets)
             if names:
                 _start(stores, names, running)
-            env.update(DATABASE_URL=stores.url("owner"), REDIS_URL=stores.redis_url)
+            env.update(
+                DATABASE_URL=stores.url("owner"),
+                REDIS_URL=stores.redis_url,
+                GPUPOOL_POSTGRES_BIN=str(stores.postgres_bin),
+            )
         yield env
     finally:
         _stop(running)

@@ -33,7 +33,7 @@ RESERVED_BYTES = 512 * MIB
 MAX_ALLOCATION_BYTES = GIB
 
 
-MIN_CHECKED_MEMORY_SHARE = 0.5  # if the check covers a smaller share of the memory, it is inconclusive
+MIN_CHECKED_MEMORY_SHARE = 0.5  # a check that covers less of the memory can find errors, but not pass
 
 
 # In the pattern "addresses", the value of each word is its index times this factor, plus an offset. Such a
@@ -293,7 +293,7 @@ def _check_arithmetic(gpu: CudaDevice, progress: CheckProgress) -> None:
     detail = (
         f"row {rows[0]} differs from the CPU's result"
         if rows
-        else f"a repeat differs: {example}"
+        else f"a repeated product differs: {example}"
         if count
         else ""
     )

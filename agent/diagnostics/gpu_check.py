@@ -2,8 +2,10 @@
 
     python -m agent.diagnostics.gpu_check --deadline 600 [--tool ...]
 
-It prints one line of JSON before each check, one line after each check, and one line at the end:
+It prints one line of JSON that names its tool, one line before each check, one line after each check, and one
+line at the end. If DCGM can't be used, the option ``--tool auto`` prints a second tool:
 
+    {"tool": "dcgm" | "own" | "simulated" | NAME}
     {"step": "memory"}
     {"check": {"name", "passed", "numbers", "detail"}}
     {"end": "passed" | "failed" | "stopped", "detail": ...}
@@ -25,7 +27,8 @@ from agent.diagnostics.cuda import CudaError
 from agent.diagnostics.dcgm import DcgmUnavailable, run_dcgm
 from agent.diagnostics.operator_check import run_operator_program
 
-# Errors of cuda.h that do not prove a fault of the GPU: out of memory, version mismatch, unsupported PTX.
+# Errors of cuda.h that do not prove a fault of the GPU, such as out of memory, another driver version or
+# unsupported PTX.
 INCONCLUSIVE_CUDA_ERRORS = frozenset({2, 3, 34, 46, 218, 222, 223, 500, 803, 804})
 DCGM_MARGIN_SECONDS = 5.0
 SIMULATED_STEP_SECONDS = 0.3

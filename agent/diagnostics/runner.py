@@ -1,8 +1,8 @@
 """Runs the diagnostics that the server orders.
 
-A diagnostic tests one GPU. A unit is a whole GPU or a MIG instance. For each unit of the GPU, the runner
-starts one process with a deadline. The process holds the lock of the GPU. Workloads have
-priority: a diagnostic stops when a workload needs its GPU.
+A diagnostic tests one GPU. A unit is a whole GPU or a MIG instance. The runner tests the units of the GPU one
+after the other until one does not pass. For each unit it starts a process with a deadline, which holds the
+lock of the whole GPU. Workloads have priority: a diagnostic stops when a workload needs its GPU.
 
 Each diagnostic has a folder with its result, or with the pid of its process. If the agent finds a pid there
 after a restart, it waits until that process has ended. Then it reports the diagnostic as stopped.

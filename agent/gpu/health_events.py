@@ -59,10 +59,11 @@ class HealthEventStore:
             self._path(health).unlink(missing_ok=True)
 
     def was_reported(self, event: HardwareEvent) -> bool:
-        """Return True if the event of this kernel log record was reported before the last restart.
+        """Return True if ``event``, which was read from the kernel log, is one of the stored events.
 
-        An event that was reported matches if its id is equal. The agent may have reported the event without
-        finding the record. Therefore an event with equal GPU, equal code and a close time matches too.
+        A stored event with the same id matches. If the agent reported the event without finding its record
+        in the kernel log, the stored event has another id. Therefore a stored event also matches if it has
+        the same GPU, the same code and a similar time.
         """
         return any(
             known.event_id == event.event_id

@@ -1,6 +1,7 @@
 """Keeps the last GPU inventory of the host in the agent's state folder.
 
-If a GPU or NVML can't be read when the agent starts, this file still tells the agent which GPUs its runs use.
+If a GPU or NVML can't be read when the agent starts, the stored inventory tells the agent which GPUs its runs
+use.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class MigGpu(Protocol):
         """
 
     def split(self, on: bool) -> None:
-        """Switch MIG mode on or off. Allowed only without instances."""
+        """Switch MIG mode on or off. Call this method only while the GPU has no instances."""
 
     def clear(self) -> None:
         """Destroy every instance."""

@@ -20,7 +20,15 @@ from typing import Any
 from agent.gpu import conditions, kernel_log, mig
 from agent.gpu.known_hardware import HardwareCache, with_lost_gpus
 from agent.gpu.mig import ReshapeOutcome
-from agent.gpu.reader import GpuInventory, GpuProcess, GpuReadError, HardwareEvent, UnitUse
+from agent.gpu.reader import (
+    GpuInventory,
+    GpuProcess,
+    GpuProcessUse,
+    GpuReadError,
+    HardwareEvent,
+    MinuteReadings,
+    UnitUse,
+)
 from agent.host.clock import boot_id
 from agent.protocol import GeometryPart, GpuSeen, MigProfileSeen, SampleRow, parse
 
@@ -112,12 +120,28 @@ class NvmlGpuReader:
         self._processes = self._processes_in(answer)
         return [_sample_row(reading, uses.get(reading["unit"]), now) for reading in answer]
 
+    async def minute(self, now: float) -> MinuteReadings:
+        try:
+            answer = await self._read("minute")
+        except GpuReadError as problem:
+            log.warning("the values of the minute are not read: %s", problem)
+            return MinuteReadings()
+        return MinuteReadings(
+            units={
+                unit: {name: value for name, value in values.items() if value is not None}
+                for gpu in answer
+                for unit, values in gpu["units"].items()
+            },
+            counters={gpu["gpu"]: gpu["counters"] for gpu in answer},
+            processes=[GpuProcessUse(**process) for gpu in answer for process in gpu["processes"]],
+        )
+
     async def occupancy(self, now: float) -> tuple[list[SampleRow], list[GpuProcess]]:
         answer = await self._read("occupancy")
         return [_sample_row(reading, None, now) for reading in answer], self._processes_in(answer)
 
     async def _read(self, what: str) -> list[dict[str, Any]]:
-        """Return one reading per unit. Raises GpuReadError."""
+        """Return the answer to "sample", "minute" or "occupancy". Raises GpuReadError."""
         if self._reshaping:
             raise GpuReadError("the MIG geometry of a GPU is being changed")
         answer: list[dict[str, Any]] = await self._ask(what, self._deadline)
@@ -257,8 +281,8 @@ class NvmlGpuReader:
     ) -> ReshapeOutcome | None:
         """Change a geometry in the NVML process.
 
-        No other process can change the geometry. It would find the GPU in use, because the NVML process keeps
-        the driver open.
+        No other process can change the geometry: the NVML process keeps the driver open, so the driver would
+        reject a change by another process and report the GPU as in use.
         """
         self._reshaping = True
         try:

@@ -36,7 +36,7 @@ class GpuInventory:
         return frozenset([*known, *self.unidentified_gpu_indices])
 
     def recovered_since(self, before: GpuInventory) -> list[int]:
-        """Return the indices of the GPUs that are readable now and were not in ``before``."""
+        """Return the indices of the GPUs that are readable now and were unreadable in ``before``."""
         read = [gpu for gpu in self.gpus if gpu.uuid not in self.unreadable]
         return [gpu.index for gpu in read if before.unreadable & {gpu.uuid, gpu.index}]
 
@@ -62,6 +62,29 @@ class GpuProcess:
     unit: str  # uuid of the unit; equal to ``gpu`` if the unit is the whole GPU
     pid: int
     memory_mib: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuProcessUse:
+    """The use of a unit by one compute process."""
+
+    unit: str
+    pid: int
+    memory_mib: int | None = None
+    sm_percent: float | None = None  # share of time in which it used the SMs; None: not measured
+
+
+@dataclass(frozen=True)
+class MinuteReadings:
+    """The values of the GPUs that are read once a minute. Unknown values are left out.
+
+    ``units``: by unit uuid, fields of ``protocol.UnitMinuteSeen``. ``counters``: by GPU uuid, counters and
+    flags.
+    """
+
+    units: dict[str, dict[str, Any]] = field(default_factory=dict)
+    counters: dict[str, dict[str, int]] = field(default_factory=dict)
+    processes: list[GpuProcessUse] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -98,6 +121,12 @@ class GpuReader(Protocol):
         """Return one row per unit, with the time ``now`` (seconds since the epoch).
 
         Values that can't be read are None. ``uses``: by unit uuid, the activity of the run on the unit.
+        """
+
+    async def minute(self, now: float) -> MinuteReadings:
+        """Return the values that are read once a minute. Percentages are means since the last call.
+
+        The result is empty if the GPUs can't be read.
         """
 
     async def occupancy(self, now: float) -> tuple[list[SampleRow], list[GpuProcess]]:

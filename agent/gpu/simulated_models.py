@@ -17,6 +17,9 @@ MAX_GPUS = 64
 COMPUTE_SLICES = 7
 
 
+SLOWDOWN_TEMPERATURE_C = 90.0  # of every simulated GPU
+
+
 @dataclass(frozen=True)
 class SimulatedModel:
     """The data of one GPU model, from NVIDIA's data sheets."""
@@ -195,4 +198,6 @@ def _gpu(host: str, index: int, models: list[str], profiles: list[str]) -> GpuSe
         },
         pcie=f"x16 of x16, up to generation {board.pcie_generation}",
         nvlinks=board.nvlinks if linked else None,
+        power_limit_w=board.most_w,
+        slowdown_temperature_c=SLOWDOWN_TEMPERATURE_C,
     )

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from agent.gpu import mig
-from agent.gpu.reader import GpuInventory, GpuProcess, HardwareEvent, UnitUse
+from agent.gpu.reader import (
+    GpuInventory,
+    GpuProcess,
+    GpuProcessUse,
+    HardwareEvent,
+    MinuteReadings,
+    UnitUse,
+)
 from agent.gpu.simulated_faults import FAULTS_FILE, GEOMETRY_FAULTS, STRAYS_FILE
 from agent.gpu.simulated_models import (
     SIMULATED_MODELS,
@@ -36,6 +43,20 @@ GEOMETRIES_FILE = "simulated_geometries.json"
 MIG_STEP_SECONDS = 0.05  # duration of each simulated step of a geometry change
 ROOM_TEMPERATURE_C = 27.0
 TEMPERATURE_LAG_SECONDS = 40.0
+# Counters of errors that a simulated GPU never has.
+SIMULATED_COUNTERS = (
+    "pcie_replays",
+    "ecc_corrected_volatile",
+    "ecc_uncorrected_volatile",
+    "ecc_corrected",
+    "ecc_uncorrected",
+    "remapped_rows_corrected",
+    "remapped_rows_uncorrected",
+    "row_remap_failed",
+    "row_remap_pending",
+    "throttle_power_ns",
+    "throttle_thermal_ns",
+)
 CONTEXT_MIB = 520  # memory of a CUDA context
 
 
@@ -85,6 +106,10 @@ class _UnitHistory:
     temperature_c: float = ROOM_TEMPERATURE_C
     energy_mj: float = 0.0
     load: float = 0.0
+    pids: tuple[int, ...] = ()  # of the run, those that may use the GPU
+    memory_mib: int = 0
+    traffic_at: float | None = None
+    pcie_bytes: float = 0.0  # received; a third of it is sent
 
 
 class SimulatedGpuReader:
@@ -155,6 +180,45 @@ class SimulatedGpuReader:
         self._processes = self._planted_strays()
         return [self._row(gpu, unit, uses.get(unit.uuid), now) for gpu in self._gpus for unit in gpu.units]
 
+    async def minute(self, now: float) -> MinuteReadings:
+        found = MinuteReadings()
+        for gpu in self._gpus:
+            found.counters[gpu.uuid] = dict.fromkeys(SIMULATED_COUNTERS, 0)
+            for unit in gpu.units:
+                history = self._histories.setdefault(unit.uuid, _UnitHistory())
+                found.units[unit.uuid] = self._minute_values(gpu, unit, history, now)
+                share = None if unit.profile else history.load / max(1, len(history.pids))
+                memory = history.memory_mib // max(1, len(history.pids))
+                found.processes.extend(
+                    GpuProcessUse(unit.uuid, pid, memory, share if share is None else round(share, 1))
+                    for pid in history.pids
+                )
+        return found
+
+    def _minute_values(
+        self, gpu: GpuSeen, unit: UnitSeen, history: _UnitHistory, now: float
+    ) -> dict[str, float]:
+        board, load = SIMULATED_MODELS[gpu.model], history.load
+        values: dict[str, float] = {}
+        if board.compute_capability >= 90:
+            shares = {"graphics": 1.0, "dram": 0.5, "fp64": 0.0, "fp32": 0.2, "fp16": 0.05}
+            values = {f"{name}_active": round(load * part, 1) for name, part in shares.items()}
+            values["sm_occupancy"] = round(load * 0.3, 1)
+        if unit.profile:
+            return values
+        if history.traffic_at is not None and now > history.traffic_at:
+            history.pcie_bytes += load * 900 * 1024 * (now - history.traffic_at)
+        history.traffic_at = now
+        return values | {
+            "power_limit_w": float(board.most_w),
+            "memory_clock_mhz": board.clock_mhz if load else 405,
+            "video_clock_mhz": board.clock_mhz if load else 345,
+            "encoder_utilisation": 0.0,
+            "decoder_utilisation": 0.0,
+            "pcie_rx_bytes": int(history.pcie_bytes),
+            "pcie_tx_bytes": int(history.pcie_bytes / 3),
+        }
+
     async def occupancy(self, now: float) -> tuple[list[SampleRow], list[GpuProcess]]:
         return [
             self._row(gpu, unit, None, now) for gpu in self._gpus for unit in gpu.units
@@ -181,7 +245,7 @@ class SimulatedGpuReader:
                 strays.append(GpuProcess(gpu.uuid, gpu.units[0].uuid, entry["pid"], CONTEXT_MIB))
         return strays
 
-    # Not split: the function computes one field after the other. Most fields are known only for whole GPUs.
+    # Not split: it computes one field after the other. Most are known only for whole GPUs.
     def _row(self, gpu: GpuSeen, unit: UnitSeen, use: UnitUse | None, now: float) -> SampleRow:
         board = SIMULATED_MODELS[gpu.model]
         history = self._histories.setdefault(unit.uuid, _UnitHistory())
@@ -194,6 +258,8 @@ class SimulatedGpuReader:
         power = board.idle_w + (board.most_w * 0.97 - board.idle_w) * (load / 100) ** 0.8
         power += self._noise.uniform(-0.01, 0.01) * board.idle_w
         _advance_sensors(history, power, board, now)
+        history.load, history.memory_mib = load, memory
+        history.pids = () if use is None else tuple(sorted(use.pids)[:own])
         active = load * 0.82 if load else 0.0
         # Only Hopper and newer GPUs report the activity of an instance.
         has_instance_activity = board.compute_capability >= 90

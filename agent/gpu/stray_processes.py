@@ -14,9 +14,9 @@ The decision uses the user, the parents and the control group of the process. It
 program or the environment, because a process can choose them itself. The process gets SIGTERM and later
 SIGKILL. Both are sent through a pidfd, so that they can never reach a later process with the same pid.
 
-If a workload uses a GPU that its run does not hold, the agent stops the whole run with a grace period. A
-workload can use such a GPU without access to its device node, because another run of the same owner can pass
-an open device to the workload.
+If a workload uses a GPU that its run does not hold, the same policy makes the agent stop the whole run, with
+a grace period. A workload can use such a GPU without access to its device node, because another run of the
+same owner can pass an open device to the workload.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ SIGNAL_SENT = {TERM_SENT: "TERM", KILL_SENT: "KILL"}
 class WorkloadContext:
     """The agent's knowledge about the workloads of this host, for one read of the GPUs.
 
-    - ``uses``: by unit uuid, the activity of the run on the unit when the read of the GPUs began.
+    - ``uses``: by unit uuid, the run that held the unit when the read of the GPUs began, with the pids of its
+      processes.
     - ``holders``: by unit uuid, the id of the run that holds the unit now.
     - ``shims``: by pid of each shim (the process that supervises a run), the id of the run.
     - ``ours``: pids of the agent's own diagnostics.
@@ -179,7 +180,7 @@ class StrayTracker:
         if signal_sent is not None and (before is None or before.signal != signal_sent):
             self._ending[key] = EndedStray(stray, signal_sent)
             log.warning(
-                "a process outside workloads on %s is sent %s, by the pool's policy: %s",
+                "on %s, a process that belongs to no workload is sent %s, because of the pool's policy: %s",
                 stray.gpu,
                 signal_sent,
                 describe_stray(stray),
@@ -189,7 +190,7 @@ class StrayTracker:
         if action != "end":
             return ""
         if not seen_before:
-            return "its workload is stopped if it stays"
+            return "its workload is stopped if the process stays"
         self.runs_on_foreign_gpus[run] = key[0]
         return "its workload is stopped"
 

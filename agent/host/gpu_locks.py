@@ -55,7 +55,7 @@ class SlotsLocked(Exception):
     """
 
     def __init__(self, claim: SlotClaim, path: Path) -> None:
-        super().__init__(f"{claim.gpu} slots {claim.first} to {claim.first + claim.slots} are still held")
+        super().__init__(f"{claim.gpu} slots {claim.first} to {claim.first + claim.slots - 1} are still held")
         self.claim = claim
         self.path = path
 

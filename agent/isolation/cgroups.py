@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CONTROLLERS = ("cpu", "memory", "pids")
+IO_CONTROLLERS = {1: "blkio", 2: "io"}  # by version; they only measure, and set no limit
 DEVICES_CONTROLLER = "devices"  # version 1 only; version 2 needs a BPF program instead of a file
 CPU_PERIOD_MICROSECONDS = 100_000
 MAX_PROCESSES_PER_RUN = 16_384  # a fork bomb then harms only its own run
@@ -59,6 +60,21 @@ class RunCgroups:
     memory_events: str = ""
 
 
+@dataclass(frozen=True)
+class CgroupUse:
+    """The use of all processes of a run, including processes that have ended. None: not measured.
+
+    ``memory_mib`` and ``memory_peak_mib`` include the file cache that the run caused. ``io_*`` count the
+    bytes that reached block devices.
+    """
+
+    cpu_seconds: float | None = None
+    memory_peak_mib: int | None = None
+    memory_mib: int | None = None
+    io_read_bytes: int | None = None
+    io_written_bytes: int | None = None
+
+
 class Cgroups:
     """The control groups of this host's runs.
 
@@ -69,7 +85,7 @@ class Cgroups:
         self, mounts: Path = Path("/proc/mounts"), max_processes: int = MAX_PROCESSES_PER_RUN
     ) -> None:
         self.max_processes = max_processes
-        self.layout, self._groups = _find_controllers(mounts)
+        self.layout, self._groups, self._io = _find_controllers(mounts)
         missing = [name for name in CONTROLLERS if name not in self.available_controllers]
         self.notes = (
             [f"No limits of {', '.join(missing)} per workload: control groups are not writable."]
@@ -112,6 +128,15 @@ class Cgroups:
             files[str(folder / "cgroup.procs")] = None
             if group.controller == "memory":
                 events = str(folder / ("memory.events" if group.version == 2 else "memory.oom_control"))
+        if self._io is not None:
+            # A host that can't measure reads and writes still starts the run.
+            with contextlib.suppress(OSError):
+                if not self._io.folder.is_dir():
+                    _ensure_directory(self._io.folder) if self._io.version == 1 else _enable_v2_io(
+                        self._io.folder.parent
+                    )
+                (self._io.folder / name).mkdir(exist_ok=True)
+                files[str(self._io.folder / name / "cgroup.procs")] = None
         return RunCgroups(list(files), events)
 
     def members(self, name: str) -> set[int]:
@@ -121,6 +146,22 @@ class Cgroups:
             with contextlib.suppress(OSError):
                 found.update(int(line) for line in (folder / "cgroup.procs").read_text().split())
         return found - {0}
+
+    def use(self, name: str) -> CgroupUse:
+        """Return what a run has used. Values that this kernel does not count are None."""
+        cpu: float | None = None
+        memory: int | None = None
+        peak: int | None = None
+        for group in self._groups:
+            folder = group.folder / name
+            if group.controller == "cpu":
+                cpu = _cpu_seconds(group, folder)
+            elif group.controller == "memory":
+                is_v2 = group.version == 2
+                memory = _mib(folder / ("memory.current" if is_v2 else "memory.usage_in_bytes"))
+                peak = _mib(folder / ("memory.peak" if is_v2 else "memory.max_usage_in_bytes"))
+        read, written = (None, None) if self._io is None else _io_bytes(self._io, self._io.folder / name)
+        return CgroupUse(cpu, peak, memory, read, written)
 
     def all_run_pids(self) -> set[int]:
         """Return the pids in the groups of all runs on this host, including the runs of other agents.
@@ -142,7 +183,59 @@ class Cgroups:
                 folder.rmdir()
 
     def _folders(self, name: str) -> set[Path]:
-        return {group.folder / name for group in self._groups}
+        roots = [*self._groups, self._io] if self._io is not None else self._groups
+        return {group.folder / name for group in roots}
+
+
+def _cpu_seconds(group: ControllerRoot, folder: Path) -> float | None:
+    """Return the CPU time of a group; None if the kernel does not count it in this group.
+
+    Version 1 counts it with another controller, cpuacct, which usually has the same folders as cpu.
+    """
+    if group.version == 1:
+        nanoseconds = _whole_number(folder / "cpuacct.usage")
+        return None if nanoseconds is None else nanoseconds / 1e9
+    with contextlib.suppress(OSError, ValueError):
+        for line in (folder / "cpu.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "usage_usec":
+                return int(value) / 1e6
+    return None
+
+
+def _mib(path: Path) -> int | None:
+    size = _whole_number(path)
+    return None if size is None else size >> 20
+
+
+def _io_bytes(group: ControllerRoot, folder: Path) -> tuple[int | None, int | None]:
+    """Return the bytes that a group has read and written; (None, None) if the kernel does not count them.
+
+    A group that has not used a device yet has an empty file, which means 0.
+    """
+    counts = {"read": 0, "write": 0}
+    try:
+        if group.version == 2:  # 8:0 rbytes=1459200 wbytes=314773504 rios=192 ...
+            for line in (folder / "io.stat").read_text().splitlines():
+                values = dict(entry.partition("=")[::2] for entry in line.split()[1:])
+                counts["read"] += int(values.get("rbytes", 0))
+                counts["write"] += int(values.get("wbytes", 0))
+        else:  # 8:0 Read 1459200
+            for line in (folder / "blkio.throttle.io_service_bytes").read_text().splitlines():
+                _, *rest = line.split()
+                if len(rest) == 2 and rest[0].lower() in counts:
+                    counts[rest[0].lower()] += int(rest[1])
+    except (OSError, ValueError):
+        return None, None
+    return counts["read"], counts["write"]
+
+
+def _whole_number(path: Path) -> int | None:
+    """Return the number in a file; None if there is no such file, or if it has no number."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _limit_files(group: ControllerRoot, folder: Path, limits: CgroupLimits) -> list[tuple[str, str]]:
@@ -162,7 +255,10 @@ def _limit_files(group: ControllerRoot, folder: Path, limits: CgroupLimits) -> l
 
 
 def _memory_limit_files(group: ControllerRoot, folder: Path, size: int) -> list[tuple[str, str]]:
-    """Return the (file, value) pairs that limit memory. If the kernel accounts for swap, they forbid swap."""
+    """Return the (file, value) pairs that limit memory.
+
+    If the kernel accounts for swap, a run can't use swap beyond this limit.
+    """
     if group.version == 2:
         swap = [("memory.swap.max", "0")] if (folder / "memory.swap.max").exists() else []
         return [("memory.max", str(size)), *swap]
@@ -185,19 +281,22 @@ def _device_rules(nodes: list[str] | None) -> list[tuple[str, str]]:
     return [("devices.deny", "a"), *(("devices.allow", rule) for rule in allowed)]
 
 
-def _find_controllers(mounts: Path) -> tuple[str, list[ControllerRoot]]:
-    """Return the layout (v1, v2, hybrid or none), and one ControllerRoot per usable controller.
+def _find_controllers(mounts: Path) -> tuple[str, list[ControllerRoot], ControllerRoot | None]:
+    """Return the layout (v1, v2, hybrid or none), one ControllerRoot per usable controller, and that of I/O.
 
     The kernel gives each controller to one version of control groups. If both versions nevertheless list a
     controller, version 1 is used.
     """
     roots: dict[str, ControllerRoot] = {}
+    io: ControllerRoot | None = None
     versions: set[int] = set()
     for line in mounts.read_text().splitlines():
         _, place, kind, options, *_ = line.split()
         root = Path(place)
         if kind == "cgroup":
             versions.add(1)
+            if IO_CONTROLLERS[1] in options.split(",") and _ensure_directory(root / PARENT_GROUP):
+                io = ControllerRoot(IO_CONTROLLERS[1], root / PARENT_GROUP, 1)
             for controller in set(options.split(",")) & {*CONTROLLERS, DEVICES_CONTROLLER}:
                 if _ensure_directory(root / PARENT_GROUP):
                     roots[controller] = ControllerRoot(controller, root / PARENT_GROUP, 1)
@@ -205,8 +304,24 @@ def _find_controllers(mounts: Path) -> tuple[str, list[ControllerRoot]]:
             versions.add(2)
             for controller in _enable_v2_controllers(root):
                 roots.setdefault(controller, ControllerRoot(controller, root / PARENT_GROUP, 2))
+            if io is None and _enable_v2_io(root):
+                io = ControllerRoot(IO_CONTROLLERS[2], root / PARENT_GROUP, 2)
     layout = {(): "none", (1,): "v1", (2,): "v2"}.get(tuple(sorted(versions)), "hybrid")
-    return layout, [roots[name] for name in (*CONTROLLERS, DEVICES_CONTROLLER) if name in roots]
+    return layout, [roots[name] for name in (*CONTROLLERS, DEVICES_CONTROLLER) if name in roots], io
+
+
+def _enable_v2_io(root: Path) -> bool:
+    """Make the kernel count the reads and writes of groups below this mount. Return False if it can't."""
+    try:
+        if IO_CONTROLLERS[2] not in (root / "cgroup.controllers").read_text().split():
+            return False
+        if not _ensure_directory(root / PARENT_GROUP):
+            return False
+        for folder in (root, root / PARENT_GROUP):
+            (folder / "cgroup.subtree_control").write_text(f"+{IO_CONTROLLERS[2]}")
+    except OSError:
+        return False
+    return True
 
 
 def _enable_v2_controllers(root: Path) -> list[str]:

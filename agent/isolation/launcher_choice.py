@@ -1,4 +1,4 @@
-"""Chooses the launcher of this host. It starts a probe with each launcher, the strictest launcher first."""
+"""Chooses the launcher of this host: the strictest launcher with which a probe works."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LauncherChoice:
 def choose_launcher(
     wanted: str, probe: Path, network: str = "private", user: int | None = None
 ) -> LauncherChoice:
-    """Start a probe with each launcher, the strictest first, and return the first launcher that works.
+    """Try the launchers with a probe, the strictest first, and return the first one that works.
 
     - ``wanted``: auto, bubblewrap or plain.
     - ``probe``: an empty folder for the files of the probe.

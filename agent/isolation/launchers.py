@@ -83,7 +83,8 @@ class Launcher(Protocol):
       descriptor.
     - The workload gets its environment. No program outside of the sandbox gets this environment, because it
       may contain LD_PRELOAD, which would load the workload's code into the program.
-    - SIGTERM to the workload's processes reaches them. SIGKILL to the launcher process ends its descendants.
+    - The workload's processes receive a SIGTERM that is sent to them. A SIGKILL to the launcher process also
+      ends its descendants.
     - The workload sees the GPU device nodes ``box.devices`` and no other GPU device node. It sees the files
       of the request at the paths of ``view``.
     - If ``box.user`` is set, all processes of the workload run as this user of the host, and can't become

@@ -105,7 +105,7 @@ class TeamUsers:
             )
         if owner != team:
             raise TeamUserError(
-                f"user {number} was another team's on these homes: its files would become this team's"
+                f"user {number} was another team's user on these homes: this team would get that team's files"
             )
         if earlier_number is not None:
             raise TeamUserError(
@@ -223,7 +223,7 @@ def _locked_record(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise OwnershipChangeInProgress("waiting for another host, which notes a team's user") from None
+            raise OwnershipChangeInProgress("waiting for another host that records a team's user") from None
         except OSError as error:
             log.debug("%s: no locks here: %s", path, error)
         yield

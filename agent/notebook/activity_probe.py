@@ -21,7 +21,7 @@ async def probe_activity(socket: Path, secret: str) -> dict[str, Any] | None:
     The result has these keys. Times are in seconds since the epoch, or None if unknown.
 
     - ``kernels``, ``terminals``: the number of kernels and of terminals.
-    - ``busy``: the number of kernels that compute now.
+    - ``busy``: the number of kernels that compute or start now.
     - ``connections``: the number of connections to kernels; each browser tab with a kernel has one.
     - ``last_activity``: the last request to the server. An open page sends one every few seconds.
     - ``last_message``: the last message through a kernel or a terminal.

@@ -18,7 +18,7 @@ SECRET_HEADER = "X-Gpupool-Secret"
 
 
 class EdgeIdentityProvider(IdentityProvider):
-    """An identity provider that accepts only requests with the run's secret, as requests of the owner."""
+    """An identity provider that accepts only requests with the run's secret. Their user is the owner."""
 
     # These values are set once at the start of the server. They are not traitlets, so that the secret never
     # appears when Jupyter prints its configuration.

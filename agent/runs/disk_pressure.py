@@ -1,11 +1,11 @@
 """Stops runs that fill the disk of this host.
 
-The files are in ``/tmp`` of the run or in the folder of its workspace socket. Not every host can limit the
-size of a folder, so these folders are measured.
+A run can fill the disk through its ``/tmp`` and through the folder of its workspace socket. Not every host
+can limit the size of a folder, so these folders are measured.
 
-A run is stopped if it exceeds the limit that the operator set. Also, when the disk runs low, the run whose
-usage has grown most recently is stopped before the disk is full. A run with a large but stable usage is not
-stopped only because other runs grow.
+A run is stopped if it exceeds the limit that the operator set. When the disk runs low, the run whose usage
+has grown most in the last minutes is stopped, before the disk is full. The growth of
+other runs never stops a run whose own usage is large but stable.
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ def run_to_stop(
     by less than ``least``.
 
     The growth of a run is unknown if its usage is UNKNOWN_USAGE now or in ``before``. Such a run is chosen
-    only if the rules above give no run, or if the known growth explains less than half of ``gone``. ``gone``
-    is the decrease of the free space since ``before``.
+    only if it uses at least ``least`` now and one of two conditions holds: the rules above give no run, or
+    the known growth explains less than half of ``gone``. ``gone`` is the decrease of the free space since
+    ``before``.
     """
     if lacking <= 0:
         return ""
@@ -207,7 +208,8 @@ class DiskPressure:
         """Stop the run that caused the lack of bytes, or else the run that caused the lack of files.
 
         If no run is the cause, something else fills the disk. Then store the free space, so that the runs are
-        not measured again at once.
+        not measured again at once. Do not store it while files of ended runs are being removed, because the
+        removal changes the free space.
         """
         before = self._before
         name, took = await self._find_run_to_stop(
@@ -293,7 +295,7 @@ class DiskPressure:
     def _recover_stopped_runs(self, now: float) -> None:
         """Load the runs that were stopped because of the disk before the agent's start.
 
-        Until they have ended, no other run is stopped because of the disk.
+        Until they have ended or count as stuck, no other run is stopped because the disk is low.
         """
         for run in self._runs.runs.values():
             if not run.ended and run.stop_ordered:
@@ -329,9 +331,10 @@ class DiskPressure:
             )
 
     def _is_waiting_for_space(self, now: float) -> bool:
-        """Return True while the removal of a stopped run's files may still free space.
+        """Return True while a stopped run is ending, and while the removal of its files may free space.
 
-        No other run is stopped during this time.
+        During this time, no other run is stopped because the disk is low. A run above the limit for a single
+        run is still stopped.
         """
         for name, stopped in list(self._stopped.items()):
             run = self._runs.runs.get(name)
@@ -346,7 +349,7 @@ class DiskPressure:
 class _StoppedRun:
     """A run that was stopped because of the disk.
 
-    Until ``until`` (time.monotonic), no other run is stopped.
+    Until ``until`` (time.monotonic), no other run is stopped because the disk is low.
     """
 
     until: float

@@ -51,7 +51,7 @@ def distributed_environment(wanted: RunWanted, hardware: GpuInventory, interface
         return {}
     variables = {"NCCL_P2P_LEVEL": "NVL"} if all_on_nvlink(wanted.unit_uuids, hardware) else {}
     if not all(member.address for member in gang.members):
-        return variables  # some members have no address; a wrong address would be worse than none
+        return variables  # without the addresses: some are unknown, and a wrong one would do more harm
     if interface:
         variables |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
     count, rank = str(len(gang.members)), str(gang.rank)

@@ -72,9 +72,10 @@ def hook_environment(wanted: RunWanted, box: SandboxRequest) -> dict[str, str]:
 
 
 def checked_hook_program(value: str) -> Path:
-    """Return ``value`` as the path of a hook. Raises UnsafeHookError if other users could change the program.
+    """Return ``value`` as the path of a hook.
 
-    The check is needed because a hook runs with the privileges of the agent.
+    Raises UnsafeHookError if ``value`` is not the absolute path of a program, or if other users could change
+    the program. The check is needed because a hook runs with the privileges of the agent.
     """
     path = Path(value)
     if not path.is_absolute():

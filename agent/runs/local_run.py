@@ -109,6 +109,8 @@ class LocalRun:
             host_full=bool(self.ended.get("host_full")),
             gpu_unreadable=bool(self.ended.get("gpu_unreadable")),
             gpu_events=list(self.gpu_events or ()) if self.ended else [],
+            cpu_seconds=self.ended.get("cpu_seconds"),
+            memory_peak_mib=self.ended.get("memory_peak_mib"),
         )
 
     def held(self) -> RunStatus:

@@ -137,8 +137,8 @@ class RunManager(RunOrders):
         Returns '' if a run of this host holds the slots, or if no process is found. Without a sandbox, a
         workload can lock the file itself. In this case the run of the workload is stopped.
 
-        The search covers only the file that could not be locked. Runs on other parts of the GPU may keep the
-        GPU's main file open.
+        The search covers only the file that could not be locked. If this is the file of a range of slots, the
+        search leaves out the GPU's file, because runs on other slots of the GPU also have that file open.
         """
         claim = locked.claim
         held = (self._claims.get(unit) for unit in self.holders())
@@ -151,7 +151,7 @@ class RunManager(RunOrders):
         for pid in pids:
             run = self._run_of_process(pid, all_processes)
             if run is not None and run.state in ("starting", "running"):
-                why = f"stopped: its process {pid} held the lock of {claim.gpu}, which it did not hold"
+                why = f"stopped: its process {pid} locked slots of {claim.gpu} that the run does not have"
                 log.warning("run %s is %s", run.id, why)
                 self.stop(StopRun(run.id, "cancelled", run.held().grace_seconds, whatever=True, why=why))
             name = all_processes[pid].name if pid in all_processes else "gone meanwhile"
@@ -248,7 +248,10 @@ class RunManager(RunOrders):
         run = self.runs.pop(wanted.run, None)
         if run is not None:
             self.waiting[wanted.run] = PendingStart(
-                wanted, boottime(), "could not be started: it is being removed", begun=True
+                wanted,
+                boottime(),
+                "could not be started; its control groups and its network are being removed",
+                begun=True,
             )
             self.cgroups.remove(run.about["mark"])
             await self.in_thread(lambda: self.network.leave(run.about["mark"]))

@@ -78,7 +78,9 @@ class ChangeTimeLimit:
 class StopRun:
     """Stop a run.
 
-    - ``whatever``: True if the run ends as ``outcome`` even if it saved its work or had to be killed.
+    - ``whatever``: if True, the stopped run ends as ``outcome``. If False, a killed run ends as
+      ``killed_at_grace``, a run that saved a checkpoint after its notice ends as ``checkpointed``, and any
+      other run ends as ``outcome``.
     - ``why``: a sentence for the run's user.
     - ``host_full``: True if the run is stopped because the host's disk runs low.
     """
@@ -112,7 +114,8 @@ def plan_actions(
     """Return the actions that bring this host to ``desired``; [] if nothing is to do.
 
     - ``held``: the status of each run of this host.
-    - ``refusal(generation, units)``: returns the reason why a generation may not start; '' if it may start.
+    - ``refusal(generation, units)``: returns the reason why a run with this generation may not start on these
+      units; '' if it may start. The generation is the number of a run on a host.
     - ``known_units``: the uuids of the units of this host.
     - ``heard_at``: the CLOCK_BOOTTIME of the last frame that did not arrive out of order.
 

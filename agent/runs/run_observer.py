@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import logging
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +31,7 @@ from agent.isolation import team_users
 from agent.isolation.cgroups import Cgroups
 from agent.isolation.launchers import Launcher
 from agent.isolation.workload_network import WorkloadNetwork
-from agent.protocol import RunSeen
+from agent.protocol import RunSeen, RunUseSeen
 from agent.runs.hooks import Hooks
 from agent.runs.local_run import (
     LocalRun,
@@ -51,6 +53,7 @@ XID_WAIT_SECONDS = 2.0
 XID_LOOKBACK_SECONDS = 300.0
 # GPU events within this time after the end of a run may be the cause too, because the driver may log late.
 XID_LOOKAHEAD_SECONDS = 10.0
+MAX_FINAL_USES = 1_000  # ended runs whose use waits for the next sample
 HOMES_READ_TIMEOUT_SECONDS = 0.2  # time limit of one read of the homes' file system
 
 
@@ -93,6 +96,7 @@ class RunObserver:
         self._homes_call = BlockingCall("homes")
         self.trash = Trash(state.folder / "trash")
         self.runs: dict[str, LocalRun] = {}
+        self.final_uses: deque[RunUseSeen] = deque(maxlen=MAX_FINAL_USES)  # of runs that have ended
         self.waiting: dict[str, PendingStart] = {}
         self._claims: dict[str, SlotClaim] = {}  # by unit uuid: the slots that a run on the unit locks
         self.gpu_events_wanted = asyncio.Event()  # set when a run fails: see runs_awaiting_gpu_events
@@ -150,7 +154,7 @@ class RunObserver:
             if about is None:
                 shutil.rmtree(
                     folder, ignore_errors=True
-                )  # the start of this run ended before run.json was written
+                )  # the agent ended during the start of this run, before it wrote run.json
                 continue
             run = LocalRun(
                 folder,
@@ -193,15 +197,9 @@ class RunObserver:
             # This may be a full disk. The next call of ``look`` tries again.
             log.error("run %s: %s", run.id, error)
 
-    # Not split: the function reads each file of the run once, in the order in which the shim writes them.
+    # Not split: it reads each file of the run once, in the order in which the shim writes it.
     def _refresh(self, run: LocalRun) -> None:
-        acknowledgement = self._acknowledgement(run)
-        run.checkpoint_at = acknowledgement.st_mtime if acknowledgement else None
-        run.saved = (
-            run.noticed
-            and acknowledgement is not None
-            and acknowledgement_identity(acknowledgement) != run.acknowledgement_before_notice
-        )
+        self._read_checkpoint(run)
         ended = read_json(run.folder / "exit.json")
         if ended is not None:
             if not self._awaits_gpu_events(run, ended):
@@ -221,6 +219,15 @@ class RunObserver:
             ended = self.lost.end(run)
             if ended is not None:
                 self._note_end(run, ended)
+
+    def _read_checkpoint(self, run: LocalRun) -> None:
+        acknowledgement = self._acknowledgement(run)
+        run.checkpoint_at = acknowledgement.st_mtime if acknowledgement else None
+        run.saved = (
+            run.noticed
+            and acknowledgement is not None
+            and acknowledgement_identity(acknowledgement) != run.acknowledgement_before_notice
+        )
 
     def _acknowledgement(self, run: LocalRun) -> os.stat_result | None:
         """Return the stat of the workload's checkpoint acknowledgement file; None if there is none.
@@ -269,6 +276,8 @@ class RunObserver:
         run.gpu_events = codes(gpus, since, ended_at + XID_LOOKAHEAD_SECONDS)
 
     def _note_end(self, run: LocalRun, ended: dict[str, Any]) -> None:
+        # The workload may have written its checkpoint between the last read and its end.
+        self._read_checkpoint(run)
         stop_order = _stop_order_for(run, ended["outcome"])
         run.ended = {**ended, "error": ended.get("error") or str(stop_order.get("why", ""))}
         if stop_order.get("host_full"):
@@ -277,6 +286,12 @@ class RunObserver:
             log.warning("run %s ended as %s: %s", run.id, ended["outcome"], run.ended["error"])
         run.shim = run.shim if "started_at" in run.shim else read_json(run.folder / "shim.json") or {}
         run.ready = False
+        # If the agent restarts before the server has the report, the groups are gone and the use is unknown.
+        use = self.cgroups.use(run.about["mark"])
+        run.ended |= {"cpu_seconds": use.cpu_seconds, "memory_peak_mib": use.memory_peak_mib}
+        self.final_uses.append(
+            RunUseSeen(run.id, time.time(), round(boottime(), 6), **dataclasses.asdict(use))
+        )
         self.cgroups.remove(run.about["mark"])
         self.network.leave_in_background(run.about["mark"])
         (run.folder / "in" / "secret").unlink(missing_ok=True)

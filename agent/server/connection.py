@@ -214,7 +214,7 @@ class SyncConnection:
         self._rejoin = rejoin
         self._sequence = 0
         self._answered = 0  # sequence of the last Observed that the server has handled
-        # By sequence of each Observed on this connection: the CLOCK_BOOTTIME at which it was sent.
+        # The CLOCK_BOOTTIME at which each Observed of this connection was sent, by its sequence number.
         self._sent_at: dict[int, float] = {}
         self._is_up: bool | None = None  # the state that was logged last; None: no state was logged
 
@@ -324,8 +324,14 @@ class SyncConnection:
                         "install the agent of its version"
                     )
                 self._answered = frame.answers or self._sequence  # an older server always sends 0
+                self._measure_server_clock(frame)
                 self._note_up()
                 await self._agent.on_desired(frame, self._leased_from(frame))
+
+    def _measure_server_clock(self, desired: Desired) -> None:
+        sent_at = self._sent_at.get(desired.answers)
+        if sent_at is not None and desired.server_time is not None:
+            self._agent.reporter.server_clock.note(sent_at, boottime(), desired.server_time)
 
     def _leased_from(self, desired: Desired) -> float:
         """Return the CLOCK_BOOTTIME, in seconds, at which the lease of this host begins.

@@ -40,6 +40,7 @@ from agent.runs.local_run import write_log_mark
 from agent.runs.manager import RunManager
 from agent.server import host_key
 from agent.server.sample_spool import SampleSpool
+from agent.server.server_clock import ServerClock
 
 log = logging.getLogger("agent.server.reporting")
 
@@ -62,13 +63,14 @@ class ServerReporter:
         self.state = state
         self.due = asyncio.Event()  # set when a frame must be sent now
         self.connected = False
-        self.spool = SampleSpool(state.folder / "spool")
+        self._boot_id = boot_id()
+        self.server_clock = ServerClock()
+        self.spool = SampleSpool(state.folder / "spool", boot_id=self._boot_id, clock=self.server_clock)
         self.events = HealthEventStore(state.folder / "health")
         self._runs = runs
         self._inventory = inventory
         self._diagnostics = diagnostics
         self._geometries = geometries
-        self._boot_id = boot_id()
         self._changed = True  # True: the observed state must be reported now
         self._homes_due: HomesSeen | None = None  # the last measurement of the homes; None: already sent
         self._strays: list[StraySeen] = []

@@ -76,7 +76,7 @@ class HookRun:
     def become(self, gate: int, output: int) -> None:
         try:
             if os.read(gate, 1) != b"+":
-                return  # the parent closed the pipe without permission to start
+                return  # the parent closed the pipe, which means: do not start
             os.setsid()
             os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
             os.set_blocking(output, True)

@@ -14,7 +14,8 @@ from agent.shim.libc import raise_on_error
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 # By system call ABI (AUDIT_ARCH_ in linux/audit.h): the numbers of the system calls socket and socketpair,
 # and the number of socketcall, or None. A filter can't read the socket family of a socketcall, because the
-# family is in the memory of the process. Source: the kernel's tables of system calls.
+# family is in the memory of the process. Therefore a socketcall may create no socket of any family.
+# Source: the kernel's tables of system calls.
 X86_64, I386, AARCH64, ARM = 0xC000003E, 0x40000003, 0xC00000B7, 0x40000028
 SOCKET_SYSCALLS = {
     X86_64: ((41, 53), None),
@@ -23,7 +24,7 @@ SOCKET_SYSCALLS = {
     ARM: ((281, 288), None),
 }
 SOCKETCALL_NUMBERS = (1, 8)  # SYS_SOCKET and SYS_SOCKETPAIR of socketcall, linux/net.h
-X32_SYSCALL_BIT = 0x40000000  # set in the system call numbers of x86_64 programs with 32-bit pointers
+X32_SYSCALL_BIT = 0x40000000  # a bit in the system call numbers of x32 programs (x86_64 with 32-bit pointers)
 IO_URING_SETUP = 425  # equal on all architectures; io_uring can create sockets that no filter sees
 BPF_LOAD, BPF_AND, BPF_IF_EQUAL, BPF_RETURN = 0x20, 0x54, 0x15, 0x06  # linux/bpf_common.h
 # Offsets in struct seccomp_data. AT_FIRST_ARGUMENT is the lower half of the argument (little-endian).

@@ -248,9 +248,10 @@ class WorkloadSupervisor:
         return self.noticed and now is not None and now != self.acknowledgement_before_notice
 
     def give_notice(self, notice: dict[str, Any]) -> None:
-        """Give the workload a stop notice: write the notice file, then send SIGUSR1.
+        """Give the workload a stop notice: write the notice file, then send SIGUSR1 to its processes.
 
-        Only a checkpoint acknowledgement after this time counts as an answer to the notice.
+        Only a job gets the signal, and only in its processes that handle SIGUSR1, because it would kill other
+        processes. Only a checkpoint acknowledgement after this time counts as an answer to the notice.
         """
         self.noticed, self.notice = True, notice
         self.acknowledgement_before_notice = self.acknowledgement()

@@ -165,7 +165,7 @@ def restrict_abstract_sockets(libc: ctypes.CDLL) -> None:
 
 
 def mount_stage(libc: ctypes.CDLL, place: str, mounts: list[list[str]]) -> None:
-    """Mount each path at its target below ``place``, in a new mount namespace that the host does not see."""
+    """Mount each path at its target below ``place``, in a new mount namespace. The host does not see them."""
     raise_on_error(libc.unshare(CLONE_NEWNS), "mount name space")
     raise_on_error(libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None), "mount name space")
     # Open the sources before a mount hides them.

@@ -58,7 +58,7 @@ def chown_tree(folder: Path, *, old: int, new: int) -> int:
     return change.skipped
 
 
-# Not split: each entry of a folder belongs to exactly one branch.
+# Not split: its branches are the kinds of entries, and each entry takes one branch.
 def _chown_folder(folder: int, depth: int, change: _OwnershipChange, *, only_count: bool) -> None:
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries]

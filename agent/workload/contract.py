@@ -4,11 +4,12 @@ The module has no dependencies and may be copied freely.
 
 import gpupool_contract as gpupool
 
-start = load(gpupool.checkpoint_dir() / "state.json")       # None on the first attempt
-for step in range(start, steps):
+state_file = gpupool.checkpoint_dir() / "state.json"
+first = load_next_step(state_file) if state_file.exists() else 0     # no file on the first attempt
+for step in range(first, steps):
     train(step)
-    if gpupool.notice():                                     # a stop follows: save, acknowledge, exit
-        save(gpupool.checkpoint_dir() / "state.json")
+    if gpupool.notice():                         # a stop follows: save, acknowledge, exit
+        save(state_file, next_step=step + 1)
         gpupool.checkpoint_done()
         raise SystemExit(0)
 """
@@ -79,7 +80,7 @@ def serve_port(port: int) -> None:
     import asyncio
 
     folder, name = os.path.split(os.environ["GPUPOOL_DOOR"])
-    os.chdir(folder)  # a socket address only fits a short path
+    os.chdir(folder)  # the path in a socket address must be short
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -1,1 +1,1 @@
-"""Provide the faults that `./run bench faults` injects, and the ledger of jobs that checks the invariants."""
+"""Provide the faults that `./run bench faults` injects, and check invariants in a ledger that jobs write."""

@@ -148,7 +148,7 @@ def _cut_off_for(context: FaultContext, seconds: float) -> float:
         raise ConditionTimeout(f"its work stops within {STOP_LIMIT_SECONDS:g} s: it took {stopped:.2f} s")
     if second.at < at + stopped:
         raise ConditionTimeout(
-            f"it starts elsewhere after that: it started {at + stopped - second.at:.2f} s before"
+            f"its work started elsewhere {at + stopped - second.at:.2f} s before it stopped here"
         )
     wait_until(
         lambda: context.site.alive() == len(context.site.hosts),
@@ -251,7 +251,7 @@ def pid_reuse(context: FaultContext) -> float:
         context.ledger.wait_started(workload, MAX_WAIT_SECONDS, attempt=first.attempt + 1)
         took = time.monotonic() - began
         if other_program.poll() is not None:
-            raise ConditionTimeout("the other program keeps running: it was ended")
+            raise ConditionTimeout("the other program was ended")
     finally:
         other_program.kill()
         other_program.wait()
@@ -265,7 +265,7 @@ def _with_pid(pid: int) -> subprocess.Popen[bytes]:
     Other programs also take new pids, so several attempts may be needed.
     """
     if os.geteuid() != 0:
-        raise ConditionTimeout("a pid can be chosen: needs root")
+        raise ConditionTimeout("this fault needs root, to choose a pid")
     deadline = time.monotonic() + MAX_WAIT_SECONDS
     while time.monotonic() < deadline:
         if not Path(f"/proc/{pid}").exists():
@@ -388,7 +388,7 @@ def copied_agent(context: FaultContext, host: LocalHost, copy: Path | None = Non
 
 def _needs_namespaces(context: FaultContext) -> None:
     if not all(host.namespace for host in context.site.hosts):
-        raise ConditionTimeout("hosts have network namespaces: needs root and ip")
+        raise ConditionTimeout("this fault needs root and ip, because hosts need network namespaces")
 
 
 # -- clocks --------------------------------------------------------------------------------------
@@ -416,12 +416,12 @@ def clock_of_a_host(context: FaultContext) -> float:
         abs(period.lower.timestamp() - first.at),
     )
     if max(errors) > 2.5:
-        raise ConditionTimeout(f"the allocation period is right: it is wrong by {errors} s")
+        raise ConditionTimeout(f"the ends of the allocation period are wrong by {errors} s")
     return took
 
 
 @fault(
-    "the servers' clock jumps by an hour, both ways, also within a second: no work stops, decisions continue",
+    "the servers' clock jumps by an hour, both ways, also between ticks: no work stops, decisions continue",
     30,
 )
 def clock_of_the_servers(context: FaultContext) -> float:

@@ -183,7 +183,8 @@ class JobLedger:
     def settle(self, seconds: float = DRAIN_SECONDS) -> dict[int, list[str]]:
         """Wait until all submitted jobs have ended, for at most ``seconds``.
 
-        Return the problems of the jobs by the round in which the jobs were submitted.
+        Return the problems by round. A problem of one job counts for the round in which the job was
+        submitted. Other problems, such as open allocations, count for the present round.
         """
         from scheduler.models import Allocation, Workload
 

@@ -270,7 +270,7 @@ class MessageHosts:
         return bool(rows(lambda: Row.objects.filter(pool__slug=POOL, lease_state="silent").count()) >= count)
 
     def end(self) -> None:
-        """Stop the hosts in small groups.
+        """Stop the hosts in groups, each smaller than half of all living hosts.
 
         If most hosts were lost at once, the server would treat this as a mass outage.
         """
@@ -353,7 +353,7 @@ def end_hosts(context: FaultContext) -> None:
 
 
 @fault(
-    f"{FRAMES} frames of {HOSTS} hosts, half of them lost, duplicated, late, reordered or replayed:"
+    f"{FRAMES} frames of {HOSTS} hosts, half of the frames lost, duplicated, late, reordered or replayed:"
     " state converges",
     30,
     under_load=False,

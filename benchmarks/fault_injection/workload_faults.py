@@ -461,7 +461,7 @@ PREEMPTION_COMMANDS = {
 }
 
 
-@fault("preempted work: acknowledged, crashed, silent, acknowledged and ran on are four recorded ends", 30)
+@fault("preempted work that saves and exits, crashes, ignores, or saves and runs on: four recorded ends", 30)
 def preempted(context: FaultContext) -> float:
     from scheduler.models import Host, Run
     from scheduler.services import drain_host, return_host

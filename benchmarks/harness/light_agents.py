@@ -61,7 +61,9 @@ from agent.server.connection import UNANSWERED_POLLS
 SAMPLE_SECONDS = 5.0
 BATCHES_AHEAD = 100
 BEGIN_SECONDS = 0.2  # time that a run is "starting" before it is "running"
-CONNECTS_PER_SECOND = 8.0  # per process; so agents also report one after another, not all at once
+# Number of agents of one process that connect in a second. Each agent sends its first report when it
+# connects. So the reports are also spread over time.
+CONNECTS_PER_SECOND = 8.0
 LOOK_SECONDS = 0.4  # time between two checks for an overdue answer
 CONCURRENT_JOINS = 4
 LONGEST_RETRY_SECONDS = 8.0

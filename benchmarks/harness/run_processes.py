@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def processes_of_runs(folder: Path, run: str = "") -> dict[int, str]:
-    """Return {pid: run} of the workload processes below ``folder``.
+    """Return {pid: run} of the workload processes of the installation in ``folder``.
 
     If ``run`` is given, return only the processes of this run.
     """
@@ -31,7 +31,7 @@ def processes_of_runs(folder: Path, run: str = "") -> dict[int, str]:
 
 
 def _of_site(pid: int, folder: Path) -> bool:
-    """Return True if a sandboxed process is a descendant of a shim below ``folder``."""
+    """Return True if a sandboxed process is a descendant of a shim of the installation in ``folder``."""
     for _ in range(8):
         try:
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -47,7 +47,7 @@ def _of_site(pid: int, folder: Path) -> bool:
 
 
 def shims(folder: Path) -> dict[str, int]:
-    """Return {run: pid} of the living shims below ``folder``."""
+    """Return {run: pid} of the living shims of the installation in ``folder``."""
     pid_by_run: dict[str, int] = {}
     for path in folder.glob("agents/*/runs/*/shim.json"):
         try:
@@ -61,7 +61,7 @@ def shims(folder: Path) -> dict[str, int]:
 
 
 def kill_marked_processes(folder: Path) -> None:
-    """Kill every shim and every workload process below ``folder``."""
+    """Kill every shim and every workload process of the installation in ``folder``."""
     for pid in [*processes_of_runs(folder), *shims(folder).values()]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

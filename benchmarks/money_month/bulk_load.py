@@ -1,4 +1,4 @@
-"""Load many rows with COPY, without the checks and triggers of the tables."""
+"""Load many rows with COPY. During the load, the tables have no triggers and no constraints between rows."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from datetime import date, timedelta
 from statistics import fmean
 from typing import Any
 
-from telemetry.core.spend_forecast import SpendPeriod, forecast_spend
+from telemetry.core.spending.spend_forecast import SpendPeriod, forecast_spend
 
 DAYS_ELAPSED = (4, 7, 14)
 MONTHS, TEAMS = 13, 20

@@ -6,15 +6,18 @@ A separate process charges the month, so that its memory figure does not include
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 import time
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 AFTER_MIDNIGHT = timedelta(minutes=2)
 KIB_PER_MIB = 1024
+USER_TICKS, SYSTEM_TICKS = 11, 12  # places in /proc/PID/stat, counted after the name of the program
 
 
 def charge_in_own_process(start: datetime, end: datetime) -> dict[str, Any]:
@@ -38,17 +41,18 @@ def charge_month(start: datetime, end: datetime) -> dict[str, Any]:
 
     Charging runs until every end of work is settled, and then once more without new facts. Returns the number
     of lines, the lines per second, and the time of the last run. The lines per second include the work for
-    evidence, settlement, sums and cents.
+    evidence, settlement, sums and cents. ``charge_cpu_s`` is the processor time of this process and of the
+    database sessions. It depends less on the load of the machine than the other times.
     """
     from telemetry.models import Charge
     from telemetry.money.charges import charge_all_gpus
 
     runs, now = 0, end + AFTER_MIDNIGHT
-    began = time.perf_counter()
+    began, cpu_before = time.perf_counter(), _cpu_seconds()
     while runs == 0 or _facts_wait():
         charge_all_gpus(now)
         runs += 1
-    seconds = time.perf_counter() - began
+    seconds, cpu_seconds = time.perf_counter() - began, _cpu_seconds() - cpu_before
     began = time.perf_counter()
     charge_all_gpus(now)
     rerun = time.perf_counter() - began
@@ -57,9 +61,29 @@ def charge_month(start: datetime, end: datetime) -> dict[str, Any]:
         "lines": lines,
         "lines_per_s": round(lines / seconds, 1),
         "charge_s": round(seconds, 2),
+        "charge_cpu_s": round(cpu_seconds, 2),
         "charge_runs": runs,
         "rerun_s": round(rerun, 3),
     }
+
+
+def _cpu_seconds() -> float:
+    """Return the processor time of this process and of the open database sessions, all on one machine."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity"
+            " WHERE datname = current_database() AND backend_type = 'client backend'"
+        )
+        sessions = [pid for (pid,) in cursor.fetchall()]
+    return time.process_time() + sum(map(_session_seconds, sessions))
+
+
+def _session_seconds(session: int) -> float:
+    # The fields after the name of the program, which may contain spaces. See proc(5).
+    fields = Path(f"/proc/{session}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])) / os.sysconf("SC_CLK_TCK")
 
 
 def _facts_wait() -> bool:
@@ -99,7 +123,11 @@ def close_and_audit(month: date, now: datetime, closer: Any) -> dict[str, Any]:
 
 
 def amount_differences(month: date) -> dict[str, Any]:
-    """Return the number of wrong sums of cents, and the amount by which charges and losses miss the cost."""
+    """Return the number of wrong sums of cents, and the difference between the sides of the cost equation.
+
+    ``telemetry.money.reconciliation`` has the equation. The differences of the pools are added up without
+    their signs.
+    """
     from telemetry.ledger.cents import cent_differences
     from telemetry.models import Statement
     from telemetry.money.reconciliation import reconcile_costs

@@ -83,7 +83,8 @@ def make_organisation(
     hosts = _hosts(gpus // GPUS_PER_HOST, pools, dedicated, start)
     _reservations(hosts, ids, owners, start, end, rng)
     _outages(hosts, start, end, rng)
-    HostHoursRecorded.objects.create(until=end + timedelta(hours=1))
+    until = end + timedelta(hours=1)
+    HostHoursRecorded.objects.update_or_create(pk=1, defaults={"until": until})
     return GeneratedOrganisation(start, end, hosts, ids, owners)
 
 

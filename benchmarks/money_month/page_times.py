@@ -24,22 +24,23 @@ def time_pages(month: date, now: datetime, viewer: Any, rounds: int) -> dict[str
     overview = f"/chargeback/?month={month:%Y-%m}"
     paths = drill_down_paths(month, min(rounds, DRILL_DOWNS))
     with mock.patch("django.utils.timezone.now", return_value=now):
-        queries = _count_queries(client, overview)
+        queries = count_queries(client, overview)
         overviews = [_milliseconds(client, overview) for _ in range(rounds)]
         drills = {path: _milliseconds(client, overview + path) for path in paths}
     for path, spent in sorted(drills.items(), key=lambda pair: -pair[1])[:5]:
         print(f"{spent:7.1f} ms  {path}")
     return {
-        "overview_p95_ms": _p95(overviews),
-        "drill_p95_ms": _p95(list(drills.values())),
+        "overview_p95_ms": p95(overviews),
+        "drill_p95_ms": p95(list(drills.values())),
         "overview_queries": queries,
     }
 
 
 def drill_down_paths(month: date, count: int) -> list[str]:
-    """Return the addresses of a drill-down into ``count`` cost centres, and of other overviews.
+    """Return query strings for the address of the overview: three other groupings, and a drill-down.
 
-    On each level, the drill-down opens the row with the highest charge.
+    The drill-down begins with ``count`` cost centres. On each further level, it opens the row with the
+    highest charge.
     """
     from telemetry.reads.chargeback import DRILL_DOWN, charges_by
 
@@ -54,7 +55,8 @@ def drill_down_paths(month: date, count: int) -> list[str]:
     return paths
 
 
-def _count_queries(client: Any, path: str) -> int:
+def count_queries(client: Any, path: str) -> int:
+    """Return the number of SQL statements of one answer. Raises SystemExit if the page fails."""
     statements: list[str] = []
 
     def count(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -77,6 +79,7 @@ def _milliseconds(client: Any, path: str) -> float:
     return spent
 
 
-def _p95(times: list[float]) -> float:
+def p95(times: list[float]) -> float:
+    """Return the 95th percentile."""
     ordered = sorted(times)
     return round(ordered[min(len(ordered) - 1, round(0.95 * (len(ordered) - 1)))], 1)

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.db import transaction
+
 from benchmarks.money_month.bulk_load import TableLoader, unchecked
 from benchmarks.money_month.organisation_rows import GPUS_PER_HOST, BusyHost, GeneratedOrganisation
 from scheduler.models import Allocation, Run, Workload
 from scheduler.state.states import RunState, WorkloadState
-from telemetry.models import Rollup
+from telemetry.core.rollup import UsageSums
+from telemetry.rollups.storage import StoredUse, pack_rollups, write_rollups
 
 LANES = ((8,), (4, 4), (4, 2, 1, 1), (2, 2, 2, 2), (2, 1, 1, 1, 1, 1, 1), (1,) * 8, (1,) * 8, (1,) * 8)
 END_CODES = ("finished", "evicted_for_guarantee", "killed_at_grace", "gpu_error", "failed")
@@ -31,7 +34,7 @@ PAUSE_SHARE, MEAN_PAUSE = 0.5, 0.3  # MEAN_PAUSE is relative to the mean length 
 MEASURED_EVERY = 20
 HOUR = 3_600
 SHORTEST_JOB_SECONDS = 20
-TABLES = ("scheduler_workload", "scheduler_run", "scheduler_allocation", "telemetry_rollup")
+TABLES = ("scheduler_workload", "scheduler_run", "scheduler_allocation")
 
 
 @dataclass
@@ -65,20 +68,33 @@ def write_work(organisation: GeneratedOrganisation, allocations: int, rng: rando
     """
     lanes = _lanes(organisation.hosts, allocations)
     jobs = list(_jobs(organisation, lanes, rng))
-    with unchecked(TABLES):
-        _workload_loader(organisation).load(_workload_rows(organisation, jobs, rng))
-        _run_loader(organisation).load(_run_rows(jobs, rng))
-        _allocation_loader().load(_allocation_rows(jobs))
-        _rollup_loader().load(_rollup_rows(organisation, jobs, rng))
+    write_jobs(organisation, jobs, rng)
+    _write_rollups(organisation, jobs, rng)
     return len(jobs)
 
 
-def _lanes(hosts: list[BusyHost], allocations: int) -> list[Lane]:
+def write_jobs(
+    organisation: GeneratedOrganisation, jobs: list[Job], rng: random.Random, first_allocation: int = 1
+) -> None:
+    """Write the workloads, runs and allocations of these jobs. Allocations are numbered by their start."""
+    with unchecked(TABLES):
+        _workload_loader(organisation).load(_workload_rows(organisation, jobs, rng))
+        _run_loader(organisation).load(_run_rows(jobs, rng))
+        _allocation_loader().load(_allocation_rows(jobs, first_allocation))
+
+
+def lanes_of(hosts: list[BusyHost]) -> list[Lane]:
+    """Divide the units of the hosts into lanes without jobs."""
     lanes = []
     for number, host in enumerate(hosts):
         sizes = (1,) * len(host.units) if host.sliced else LANES[number % len(LANES)]
         rest = iter(host.units)
         lanes += [Lane(host, [next(rest) for _ in range(size)], 0) for size in sizes]
+    return lanes
+
+
+def _lanes(hosts: list[BusyHost], allocations: int) -> list[Lane]:
+    lanes = lanes_of(hosts)
     per_gpu = allocations // (len(hosts) * GPUS_PER_HOST)
     for lane in lanes:
         lane.jobs = (
@@ -171,8 +187,8 @@ def _allocation_loader() -> TableLoader:
     return TableLoader(Allocation(), varying.split())
 
 
-def _allocation_rows(jobs: list[Job]) -> Iterator[tuple[Any, ...]]:
-    number = 0
+def _allocation_rows(jobs: list[Job], first: int) -> Iterator[tuple[Any, ...]]:
+    number = first - 1
     for job in sorted(jobs, key=lambda each: each.start):
         period = f"[{_moment(job.start)},{_moment(job.end)})"
         for unit, low, high in job.lane.units:
@@ -182,31 +198,28 @@ def _allocation_rows(jobs: list[Job]) -> Iterator[tuple[Any, ...]]:
             yield number, job.id, job.id, job.project, unit, booked, slots, period, job.end_code
 
 
-def _rollup_loader() -> TableLoader:
-    template = Rollup(resolution=HOUR, samples=360)
-    varying = "id bucket unit_id allocation_id held_seconds covered_seconds utilisation_seconds"
-    return TableLoader(template, varying.split())
-
-
-def _rollup_rows(
-    organisation: GeneratedOrganisation, jobs: list[Job], rng: random.Random
-) -> Iterator[tuple[Any, ...]]:
-    """Yield the hour rollups of some hosts' allocations, in the order of ``_allocation_rows``."""
-    measured = {host.id for host in organisation.hosts[::MEASURED_EVERY]}
-    number = allocation = 0
-    for job in sorted(jobs, key=lambda each: each.start):
+def _write_rollups(organisation: GeneratedOrganisation, jobs: list[Job], rng: random.Random) -> None:
+    """Write the hour rollups of some hosts' allocations, one host at a time."""
+    uses: dict[int, list[StoredUse]] = {host.id: [] for host in organisation.hosts[::MEASURED_EVERY]}
+    allocation = 0
+    for job in sorted(jobs, key=lambda each: each.start):  # in the order of _allocation_rows
         for unit, _, _ in job.lane.units:
             allocation += 1
-            if job.lane.host.id not in measured:
+            if job.lane.host.id not in uses:
                 continue
             use = rng.uniform(0.2, 1.0)
             for hour in range(int(job.start) // HOUR * HOUR, int(job.end) + 1, HOUR):
                 held = min(job.end, hour + HOUR) - max(job.start, hour)
                 if held <= 0:
                     continue
-                number += 1
                 covered = held * 0.99
-                yield number, _moment(hour), unit, allocation, held, covered, covered * use
+                sums = UsageSums(held, covered, samples=360, utilisation_seconds=covered * use)
+                bucket = datetime.fromtimestamp(hour, UTC)
+                uses[job.lane.host.id].append(StoredUse(bucket, job.lane.host.id, unit, allocation, sums))
+    for of_host in uses.values():
+        with transaction.atomic():
+            write_rollups(HOUR, of_host)
+            pack_rollups(HOUR, organisation.end)
 
 
 def _moment(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Check that a plan keeps the promises of docs/scheduling.md and the invariants of docs/architecture.md.
+"""Check that a plan keeps the promises that docs/scheduling.md lists under "What is checked".
 
 ``violations`` returns one sentence for each violation, with the ids of the affected rows. An empty list means
 that the plan may be applied.

@@ -93,8 +93,8 @@ def bindings_leave_others_their_guarantee(lookups: PlanLookups) -> Iterator[str]
         window = (start, row.end)
         if first_violated_guarantee(lookups, model, needs[model], row.team, row.pool, window) is not None:
             yield (
-                f"reservation {row.id} is bound to {model}, which others are guaranteed, and "
-                f"not to its team's {alternative}"
+                f"reservation {row.id} is bound to {model}, which other teams are guaranteed, "
+                f"although its own team is guaranteed {alternative}"
             )
 
 

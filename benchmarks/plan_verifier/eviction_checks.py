@@ -283,7 +283,7 @@ class EvictionBeneficiary:
         return [u for u in free if u.gpu not in others]
 
     def _gpus_of_other_teams(self) -> set[int]:
-        """Return the GPUs that other teams use, without work that stops for the beneficiary."""
+        """Return the GPUs that other teams use. Work that stops for the beneficiary does not count."""
         lookups, stops = self.lookups, {*self.victims, *self.stopping}
         teams = {u: lookups.running[work].team for u, work in lookups.holder.items() if work not in stops} | {
             u: lookups.queued[work].team for u, work in lookups.placed_on.items()
@@ -342,8 +342,10 @@ def evictions_enable_the_start(lookups: PlanLookups) -> Iterator[str]:
 def every_eviction_is_needed(lookups: PlanLookups) -> Iterator[str]:
     """Report each victim without which the beneficiary would still fit.
 
-    If the beneficiary fits on free units, report all its victims. A pool is not checked if some of its units
-    are promised for the future, or if a workload gives up its earmarked units.
+    If the beneficiary fits on free units, report all its victims. If several workloads of the pool wait for
+    evictions, only free units that are earmarked for the beneficiary count, because another workload may get
+    the others. A pool is not checked if some of its units are promised for the future, or if a workload gives
+    up its earmarked units.
     """
     for beneficiary in _beneficiaries(lookups):
         pool = beneficiary.queued.pool

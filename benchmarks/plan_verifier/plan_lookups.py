@@ -36,7 +36,8 @@ class PlanLookups(UnitLookups):
         self.quotas = {(q.pool, q.team, q.model): q for q in snapshot.quotas}
         self.refusals: dict[int, Refusal] = {r.workload: r for r in plan.refusals}
         self.evictions: list[Eviction] = [e for e in plan.evictions if e.workload in self.running]
-        # (waiting, started, model) of each overtaking. ``order_checks`` fills this list at its first use.
+        # each waiting workload that a started workload overtakes: (waiting, started, model) ``order_checks``
+        # fills this list at its first use.
         self.overtaken_pairs: list[tuple[QueuedWorkload, QueuedWorkload, str]] | None = None
 
     @cached_property

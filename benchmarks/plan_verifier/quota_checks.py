@@ -55,7 +55,7 @@ def only_what_may_borrow_borrows(lookups: PlanLookups) -> Iterator[str]:
 
     Non-preemptible work may not borrow: all non-preemptible work of a team must fit into the guarantee. A
     budget can forbid other work to borrow. Such work must fit into the guarantee together with all slots
-    that the team already holds.
+    that the team already holds. Also report work that may not borrow, if the plan marks it as borrowed.
     """
     for key, quota, placements in _rows_by_team(lookups):
         if quota is None:

@@ -265,7 +265,7 @@ def _host_closed(lookups: PlanLookups, queued: QueuedWorkload, _: dict[str, obje
 
 
 def _host_full(lookups: PlanLookups, queued: QueuedWorkload, numbers: dict[str, object]) -> bool:
-    """Return True if the workload cannot start only because the disks of some hosts are full.
+    """Return True if the full disks of some hosts are the only reason why the workload cannot start.
 
     Also check ``numbers``: ``full`` must be the number of hosts with full disks, and ``hosts`` may contain
     only names of these hosts.

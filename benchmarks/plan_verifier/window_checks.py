@@ -138,8 +138,9 @@ def first_violated_guarantee(
 ) -> int | None:
     """Return the first time in the window at which the guarantee of another team is violated.
 
-    The team is assumed to hold ``need`` more slots. Return None if no guarantee is violated. Only
-    reservations that have units now are counted.
+    The team is assumed to hold ``need`` more slots. While these slots are within its own guarantee, the team
+    violates no other guarantee. Return None if no guarantee is violated. Only reservations that have units
+    now are counted.
     """
     start, end = window
     capacity = _capacity_from(lookups, pool, model, start)

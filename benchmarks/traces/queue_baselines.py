@@ -87,8 +87,8 @@ class NodePool:
 def simulate_starts(jobs: Sequence[TraceJob], nodes: int, order: QueueOrder, size: int = 8) -> dict[int, int]:
     """Return the start of each job in seconds, by job id.
 
-    Raises ValueError if a job does not fit on the empty nodes. If a job ends when another could start, its
-    GPUs are already free.
+    Raises ValueError if a job does not fit on the empty nodes. Other jobs can start on the GPUs of a job in
+    the second in which it ends.
     """
     too_big = [job.id for job in jobs if job.per_node > size or job.nodes > nodes]
     if too_big:
@@ -212,7 +212,7 @@ SIZE_CLASSES: tuple[tuple[str, Callable[[int], bool]], ...] = (
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the nearest-rank percentile: ``share`` of the values are not above it.
+    """Return the nearest-rank percentile: at least ``share`` of the values are at most as large as it.
 
     Return 0 for an empty list.
     """

@@ -118,7 +118,10 @@ def geometry(session: CliSession, name: str) -> None:
 @PREVIEW_OPTION
 @REASON_OPTION
 def change_geometry(session: CliSession, name: str, gpu: int, wanted: str, preview: bool, why: str) -> None:
-    """Change the MIG geometry of a GPU: whole, or e.g. 1x3g.40gb+4x1g.10gb. Its work leaves first."""
+    """Change the MIG geometry of a GPU: whole, or e.g.
+
+    1x3g.40gb+4x1g.10gb. The work on the GPU ends before the change.
+    """
     body = {"gpu": gpu, "geometry": wanted}
     if preview:
         found = session.client.post(host_path(name, "geometry/preview"), body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -184,12 +185,35 @@ def health(session: CliSession, name: str) -> None:
             ),
             "Operators and auditors see the owners of these processes.",
         )
+    _print_reading_faults(found.get("reading_faults", ()))
     for window in found["maintenance"]:
         output.print_line(
             f"Away from {format_local_time(window['start'])} to {format_local_time(window['end'])}: "
             f"{window['reason']} (window {window['id']})"
         )
     return None
+
+
+def _print_reading_faults(faults: Sequence[dict[str, Any]]) -> None:
+    """Print the faulty readings of the last 7 days. Portals of earlier versions do not send them."""
+    if not faults:
+        return
+    output.print_line("Faulty readings of the last 7 days, which are not part of any figure:")
+    output.print_table(
+        ("reading", "problem", "source", "number", "last value", "last"),
+        (
+            (
+                f["reading"],
+                f["kind"],
+                f["source"],
+                f["count"],
+                f["last_value"],
+                format_local_time(f["last_at"]),
+            )
+            for f in faults
+        ),
+        "",
+    )
 
 
 def _last_diagnostic(row: dict[str, Any], now: datetime) -> tuple[str, str, str]:
@@ -201,6 +225,39 @@ def _last_diagnostic(row: dict[str, Any], now: datetime) -> tuple[str, str, str]
         f"{last['state']}{simulated}",
         relative_time(last["ended_at"] or last["created_at"], now),
         last["detail"],
+    )
+
+
+@command(host, "dcgm")
+@click.argument("name")
+@click.option("--url", help="Read the dcgm-exporter at this URL, such as http://gpu-01:9400/metrics.")
+@click.option("--remove", is_flag=True, help="Stop reading it.")
+@REASON_OPTION
+def dcgm(session: CliSession, name: str, url: str | None, remove: bool, why: str) -> None:
+    """Show, enter, change or remove the dcgm-exporter of a host, which fills readings that NVML lacks."""
+    if url is not None and remove:
+        raise click.UsageError("Give only one of --url and --remove.")
+    if remove:
+        row = session.client.post(host_path(name, "dcgm/remove"), {"why": why})
+    elif url is not None:
+        row = session.client.put(host_path(name, "dcgm"), {"url": url, "why": why})
+    else:
+        row = session.client.get(host_path(name, "dcgm"))
+    if session.json:
+        return output.print_json(row)
+    if not row["url"]:
+        return output.print_line(f"No dcgm-exporter of {name} is read.")
+    now = datetime.now().astimezone()
+    return output.print_facts(
+        [
+            ("URL", row["url"]),
+            ("last read", relative_time(row["succeeded_at"], now) if row["succeeded_at"] else "not yet"),
+            ("problem", row["problem_text"]),
+            ("fields with a value", row["fields_read"]),
+            ("GPUs and MIG instances", row["units_read"]),
+            ("lines that can't be read", row["unreadable_lines"]),
+            ("refused GPUs", row["refused_gpus"]),
+        ]
     )
 
 
@@ -218,7 +275,7 @@ def cordon(session: CliSession, name: str, why: str, preview: bool) -> None:
 @REASON_OPTION
 @PREVIEW_OPTION
 def drain(session: CliSession, name: str, why: str, preview: bool) -> None:
-    """Start nothing new on a host, and ask running work to leave."""
+    """Start nothing new on a host, and evict its preemptible work. Other work runs to its end."""
     _post_host_verb(session, name, "drain", why, preview)
 
 

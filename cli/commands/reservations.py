@@ -28,7 +28,7 @@ def reservation() -> None:
 @click.option(
     "--start", type=TIMESTAMP_TYPE, required=True, help="Such as 'tomorrow 09:00' or 2026-03-02T09:00."
 )
-@click.option("--end", type=TIMESTAMP_TYPE, help="In the same format.")
+@click.option("--end", type=TIMESTAMP_TYPE, help="End of the window, in the format of --start.")
 @click.option("--for", "length_", type=DURATION_TYPE, help="Length instead of --end, such as 8h.")
 @click.option(
     "--may-exceed-guarantee", is_flag=True, default=None, help="Request GPUs of other teams' guarantees."

@@ -6,7 +6,18 @@ from django.urls import path
 
 from portal.api.calendar import approval_views, explanation_views
 from portal.api.calendar import views as calendar
-from portal.api.fleet import gpu_geometry, health_rules, recordings, repairs, volumes
+from portal.api.fleet import (
+    alerts,
+    capacity,
+    dcgm_targets,
+    gpu_geometry,
+    health_rules,
+    recordings,
+    repairs,
+    samples,
+    telemetry_files,
+    volumes,
+)
 from portal.api.fleet import removal as fleet_removal
 from portal.api.fleet import views as fleet
 from portal.api.money import (
@@ -20,11 +31,12 @@ from portal.api.money import (
     payers,
     rate_card,
     unusual_spend,
+    utilisation,
 )
 from portal.api.money import views as money
 from portal.api.people import removal as own_removal
 from portal.api.people import views as own
-from portal.api.work import views
+from portal.api.work import right_sizing, views
 
 urlpatterns = [
     path("me/", own.MeView.as_view()),
@@ -63,6 +75,8 @@ urlpatterns = [
     path("hosts/<str:name>/maintenance/", fleet.HostMaintenanceView.as_view()),
     path("hosts/<str:name>/maintenance/cancel/", repairs.CancelMaintenanceView.as_view()),
     path("hosts/<str:name>/health/", repairs.HostHealthView.as_view()),
+    path("hosts/<str:name>/dcgm/", dcgm_targets.HostDcgmView.as_view()),
+    path("hosts/<str:name>/dcgm/remove/", dcgm_targets.RemoveHostDcgmView.as_view()),
     path("hosts/<str:name>/events/", repairs.HostEventListView.as_view()),
     path("hosts/<str:name>/diagnostics/", repairs.DiagnosticListView.as_view()),
     path("hosts/<str:name>/diagnose/", repairs.DiagnoseGpuView.as_view()),
@@ -73,6 +87,13 @@ urlpatterns = [
     path("hosts/<str:name>/take-out-gpu/", repairs.TakeOutGpuView.as_view()),
     path("hosts/<str:name>/forget-gpu/", repairs.ForgetGpuView.as_view()),
     path("pools/<slug:slug>/repair-policy/", repairs.RepairPolicyView.as_view()),
+    path("alerts/", alerts.AlertListView.as_view()),
+    path("alerts/<uuid:id>/", alerts.AlertDetailView.as_view()),
+    path("alerts/<uuid:id>/acknowledge/", alerts.AcknowledgeAlertView.as_view()),
+    path("alerts/<uuid:id>/snooze/", alerts.SnoozeAlertView.as_view()),
+    path("pools/<slug:slug>/alert-rules/", alerts.AlertRuleListView.as_view()),
+    path("pools/<slug:slug>/alert-rules/<str:kind>/", alerts.AlertRuleDetailView.as_view()),
+    path("pools/<slug:slug>/alert-rules/<str:kind>/reset/", alerts.ResetAlertRuleView.as_view()),
     path("health-rules/", health_rules.HealthRuleListView.as_view()),
     path("health-rules/<str:code>/", health_rules.HealthRuleDetailView.as_view()),
     path("health-rules/<str:code>/reset/", health_rules.ResetHealthRuleView.as_view()),
@@ -86,6 +107,7 @@ urlpatterns = [
     path("workloads/<uuid:id>/sooner/", explanation_views.FasterAlternativesView.as_view()),
     path("workloads/<uuid:id>/windows/", explanation_views.ReservationWindowsView.as_view()),
     path("workloads/<uuid:id>/logs/", views.WorkloadLogView.as_view()),
+    path("workloads/<uuid:id>/report/", views.WorkloadReportView.as_view()),
     path("workloads/<uuid:id>/cancel/", views.CancelWorkloadView.as_view()),
     path("workloads/<uuid:id>/extend/", views.ExtendWorkloadView.as_view()),
     path("workloads/<uuid:id>/keep/", views.KeepWorkloadView.as_view()),
@@ -120,7 +142,15 @@ urlpatterns = [
     path("quotas/", approval_views.QuotaListView.as_view()),
     path("quotas/requests/", approval_views.QuotaRequestView.as_view()),
     path("budgets/requests/", approval_views.BudgetRequestView.as_view()),
+    path("right-sizing/", right_sizing.RightSizingView.as_view()),
+    path("demand-forecast/", capacity.DemandForecastView.as_view()),
+    path("capacity-studies/", capacity.CapacityStudyListView.as_view()),
+    path("capacity-studies/<uuid:id>/", capacity.CapacityStudyView.as_view()),
+    path("samples/", samples.SampleFileView.as_view()),
+    path("rollups/", telemetry_files.RollupFileView.as_view()),
+    path("cubes/", telemetry_files.CubeFileView.as_view()),
     path("usage/", money.UsageView.as_view()),
+    path("utilisation/<str:answer>/", utilisation.UtilisationAnswerView.as_view()),
     path("charges/", money.ChargeListView.as_view()),
     path("charges/<int:id>/", money.ChargeDetailView.as_view()),
     path("chargeback/", overview.ChargebackView.as_view()),
@@ -131,6 +161,7 @@ urlpatterns = [
     path("statements/<str:month>/close/", money.CloseStatementView.as_view()),
     path("statements/<str:month>/unusual-spend/", unusual_spend.UnusualSpendListView.as_view()),
     path("unusual-spend/<int:id>/explain/", unusual_spend.ExplainUnusualSpendView.as_view()),
+    path("unusual-spend/<int:id>/ask/", unusual_spend.AskAboutSpendView.as_view()),
     path("statements/<str:month>/export/", exports.ExportView.as_view()),
     path("statements/<str:month>/idle-payer/", payers.IdlePayerView.as_view()),
     path("cost-centre-statements/", documents.CostCentreStatementListView.as_view()),

@@ -18,13 +18,14 @@ from portal.models import (
     Notification,
 )
 from portal.notices.adjustments import adjustments_to_decide, decided_adjustments
+from portal.notices.alerts import begun_alerts, planned_stops_of_unused_work
 from portal.notices.approvals import (
     decided_submissions,
     expired_submissions,
     submissions_to_approve,
 )
 from portal.notices.budgets import budgets_reached
-from portal.notices.closes import months_to_close
+from portal.notices.closes import months_to_close, questions_about_spend, statements_made
 from portal.notices.hosts import (
     finished_diagnostics,
     finished_geometry_changes,
@@ -136,6 +137,10 @@ NOTICE_SOURCES = (
     forced_moves_of_workloads,
     budgets_reached,
     months_to_close,
+    questions_about_spend,
+    statements_made,
     adjustments_to_decide,
     decided_adjustments,
+    begun_alerts,
+    planned_stops_of_unused_work,
 )

@@ -63,7 +63,7 @@ def _affected_by_window(
         state=ReservationState.ACTIVE, end__gt=start, start__lt=end, bound_units__unit__gpu__host=host
     ).distinct()
     if kind == "maintenance_announced":
-        # Reservations at risk get another notice.
+        # The owners of reservations at risk get a different notice.
         bound = bound.filter(at_risk_since=None)
     for reservation in bound:
         numbers = {**common, "name": reservation.name, "moves": False}

@@ -1,4 +1,4 @@
-"""Find the users who receive the notices for operators and for team leads."""
+"""Find the users who receive the notices for operators, for finance and for team leads."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from telemetry.models import HealthEvent, HealthRule, Stray
 # At most this many notices about one host in a clock hour. Further notices are combined into digests.
 MAX_STRAY_NOTICES_PER_HOUR = 5
 STRAY_DIGEST_INTERVAL = timedelta(minutes=10)
-MAX_STRAYS_NAMED = 5  # in one notice
+MAX_STRAYS_NAMED = 5  # names in one notice
 
 
 def stray_digests(since: datetime, now: datetime) -> Iterator[PendingNotice]:

@@ -58,8 +58,8 @@ def record_change(
 ) -> AuditEvent:
     """Write the audit record of a change of one row, inside the transaction of the change.
 
-    ``before`` are the audited fields of the row before the change. The record has the same fields as they are
-    now.
+    ``before`` are the audited fields of the row before the change. The record also has the present values of
+    these fields.
     """
     after = audited_fields(target, *before)
     return record(

@@ -43,7 +43,7 @@ def placement_score_terms(numbers: Numbers) -> list[tuple[str, str]]:
         return []
     before, after, model, slot = (term / 1000 for term in terms if isinstance(term, int))
     return [
-        ("Unusable GPUs of its hosts before", f"{before:.3f} GPU"),
+        ("Unusable GPUs of its hosts before the start", f"{before:.3f} GPU"),
         ("and after", f"{after:.3f} GPU"),
         ("Price of this model, which other requests depend on", f"{model:.3f} GPU"),
         ("Price of space that larger requests need", f"{slot:.3f} GPU"),

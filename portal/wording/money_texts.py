@@ -7,7 +7,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from portal.wording.formatting import PRIORITY_WORDS, duration
-from portal.wording.pages.statement_texts import WITHOUT_WORKLOAD
+from portal.wording.pages.money.statement_texts import WITHOUT_WORKLOAD
 from telemetry.models import PriceFactor, Statement
 from telemetry.money.adjusting.approved_rows import ApprovedAdjustment
 from telemetry.reads.statement_document import DocumentRow, StatementDocument

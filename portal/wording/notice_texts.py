@@ -6,7 +6,8 @@ from collections.abc import Callable
 from datetime import date
 
 from portal import policy
-from portal.wording.formatting import Numbers, joined_with_and, with_count
+from portal.wording.alert_texts import alert_evidence, alert_label
+from portal.wording.formatting import Numbers, date_and_time, joined_with_and, with_count
 from portal.wording.money_texts import refund_sentence
 from portal.wording.reason_numbers import ReasonNumbers
 from portal.wording.reason_texts import reason_sentence
@@ -189,6 +190,11 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     "month_waits": lambda f: (
         f"{date.fromisoformat(str(f.get('month'))):%B %Y} is over and {_wait_for_close(f)} to be closed."
     ),
+    "statements_made": lambda f: (
+        f"{date.fromisoformat(str(f.get('month'))):%B %Y} is closed. "
+        f"{_new_statements(int(f.get('count') or 1), f.plain('', 'number'))}"
+    ),
+    "spend_question": lambda f: f"{f.plain('', 'author')} asks about a charge: {f.plain('', 'question')}",
     "adjustment_proposed": lambda f: (
         f"{f.plain('', 'author')} proposes {f.plain('', 'number')}, {f.plain('', 'amount')} for "
         f"{f.plain('', 'cost_centre')}. Approve or reject it on the page Credits and adjustments."
@@ -196,6 +202,18 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     "adjustment_decided": lambda f: (
         f"{f.plain('', 'number')}, {f.plain('', 'amount')} for {f.plain('', 'cost_centre')}, is "
         f"{f.plain('', 'state')}{f.plain(' by ', 'by')}."
+    ),
+    "alerts_began": lambda f: (
+        f"{alert_label(str(f.get('alert')))} in {f.plain('', 'pool')}: {f.plain('', 'subject')}. "
+        f"{_alert_evidence(f)}"
+        + (f" {with_count(int(f.get('more') or 0), 'more alert')} of this kind." if f.get("more") else "")
+    ),
+    "alert_on_work": lambda f: (
+        f"{alert_label(str(f.get('alert')))}: {f.plain('', 'name')}. {_alert_evidence(f)}"
+    ),
+    "unused_work_stops": lambda f: (
+        f"{f.plain('', 'name')} does not use its GPUs. It is asked to save and to end at "
+        f"{date_and_time(f.get('stop_at'))} unless it uses them before."
     ),
     "budget_reached": lambda f: (
         f"{f.plain('', 'name')} {'is forecast to use' if f.get('forecast') else 'has used'} "
@@ -211,9 +229,17 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
 }
 
 
+def _alert_evidence(f: ReasonNumbers) -> str:
+    return alert_evidence(str(f.get("alert")), float(f.get("value") or 0), f.numbers)
+
+
 def _refund_sentence(f: ReasonNumbers) -> str:
     """Return how much of the stopped work is not charged; "" for a notebook."""
     return f" {refund_sentence(f.get('forgiven_minutes'))}" if "forgiven_minutes" in f.numbers else ""
+
+
+def _new_statements(count: int, first: str) -> str:
+    return f"Your statement {first} is made." if count == 1 else f"{count} statements of your teams are made."
 
 
 def _wait_for_close(f: ReasonNumbers) -> str:

@@ -60,7 +60,7 @@ EARLIER_BECAUSE: dict[str, str] = {
     "priority": "has a higher priority in your team",
     "aged": "has waited longer than the limit",
     "submitted": "has waited longer",
-    "place": "was submitted earlier, or is shorter",  # ``earlier_because`` returns the true part
+    "place": "was submitted earlier, or is shorter",  # if only one applies, see ``earlier_because``
     "number": "was submitted first",
 }
 

@@ -239,7 +239,7 @@ REASONS: dict[str, SentenceBuilder] = {
         else "It was stopped."
     ),
     "time_limit": lambda f: "It reached its longest runtime.",
-    "idle": lambda f: "It was idle too long: no busy kernel, no active user and an idle GPU.",
+    "idle": lambda f: "It was idle too long: nothing used its GPUs.",
     "start_failed": lambda f: "Its host could not start it.",
     "gpu_unreadable": lambda f: (
         "The driver of its host did not report if its GPU is clean. "

@@ -105,6 +105,8 @@ REFUSALS: dict[str, Sentence] = {
     # hosts and GPUs
     "host_has_this_state": "{name} is {state} already.",
     "host_cannot_become": "{name} is {state}; it can't become {wanted}.",
+    "capacity_study_runs": "The same study of {pool} has not ended yet.",
+    "host_has_no_dcgm_target": "{name} has no dcgm-exporter that is read.",
     "host_is_not_off": (
         "The agent of {name} is connected, or has never been: the host is not off. Drain it instead."
     ),
@@ -139,6 +141,8 @@ REFUSALS: dict[str, Sentence] = {
         "GPU {gpu} of {host} ({model}) can't be split: it has no MIG, or its agent is too old to report it."
     ),
     "pool_is_static": ("{pool} is a static pool: the geometry of its GPUs can't be changed."),
+    "alert_rule_is_default": "The rule {kind} of the pool has its default already.",
+    "alert_state": "The alert is {state}, so this does not change it.",
     "health_rule_exists": "code is {rule}; it has a rule already: change that one.",
     "health_rule_has_no_default": (
         "{rule} was added by an operator and has no default: change it, or remove it."
@@ -197,6 +201,8 @@ REFUSALS: dict[str, Sentence] = {
     ),
     "month_is_closed": "{month} is closed already.",
     "spend_explains_itself": "{subject} needs no reason: its amount explains itself.",
+    "spend_has_nobody_to_ask": "{subject} belongs to no active person, and its team has no other lead.",
+    "spend_is_not_unusual": "{subject} needs no reason any more: the last search found nothing unusual.",
     "month_has_no_charge": "{month} has no charge yet, so its close can't be rehearsed.",
     "month_check_failed": lambda n: (
         f"{n['month']} can't be closed: this check fails: {n['check']} ({_figures_text(n['figures'])})."

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from portal.wording import budget_texts
+from portal.wording.chargeback import budget_texts
 from portal.wording.formatting import (
     Numbers,
     cores,

@@ -120,8 +120,8 @@ class WorkloadTurn:
 
         Spare capacity is slots that the pool keeps free for critical work. The result is True in three cases:
         the workload may use spare capacity, enough slots stay free after the start, or all of the units are
-        earmarked for the workload and therefore do not count as free. Other units that are earmarked for the
-        workload become free when it starts.
+        earmarked for the workload and therefore do not count as free. When the workload starts, it gives up
+        those of its earmarked units that it does not use.
         """
         state = self.state
         if may_use_spare(queued):
@@ -265,9 +265,8 @@ class WorkloadTurn:
         return False
 
     def _try_eviction(self, queued: QueuedWorkload) -> bool:
-        """Evict running work on the first kind of units on which this makes enough room.
-
-        Return True if work was evicted.
+        """Try one kind of units after the other. Evict running work on the first kind on which an eviction
+        makes enough room. Return True if work was evicted.
         """
         state = self.state
         kinds = victim_search.kinds_to_try_eviction_on(state, queued)
@@ -375,16 +374,17 @@ class WorkloadTurn:
         self.order.note_unplaced(queued, self._skip_scope(queued))
 
     def _skip_scope(self, queued: QueuedWorkload) -> SkipScope:
-        """Return which other members of the workload's equivalence class cannot start either.
+        """Return which other members of the workload's equivalence class certainly cannot start.
 
-        They can be skipped in this cycle. The members of a class differ only in their times and in the work
-        that evicted them. None is skipped if one of these conditions holds:
+        They can be skipped in this cycle. The members of a class differ only in their times and in the
+        workload for which they were last evicted. None is skipped if one of these conditions holds:
 
         - Refusals are explained, so each member needs its own.
         - The forecast for this workload may change which units are held.
-        - This workload may not evict the work that evicted it, but another member may evict this work.
-        - This workload does not leave reserved headroom, but another member may end before the headroom is
-          needed.
+        - This workload was evicted for another workload and may not evict that workload in return.
+          Other members of the class may evict it.
+        - This workload would use headroom that is reserved for other work. Another member may end
+          before the headroom is needed.
         """
         if self.refusals.explain:
             return SkipScope.NONE

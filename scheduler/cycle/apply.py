@@ -209,7 +209,7 @@ class _PlanApplication:
                 self._invalidate_page(nudge.CALENDAR)
 
     def _bind(self, binding: ReservationBinding, reservation: Reservation | None) -> str:
-        assert self.checks is not None, "a plan that binds is one that acts"
+        assert self.checks is not None, "the checks exist if the plan has bindings"
         problem = self.checks.binding_problem(reservation) or self._unusable_unit_problem(binding.units)
         if problem or reservation is None:
             return problem
@@ -257,7 +257,7 @@ class _PlanApplication:
                 beneficiary.save(update_fields=["earmarked_units", "room_made_by_own_team"])
 
     def _team_of_queued(self, workload: int) -> int:
-        assert self.checks is not None, "a plan that evicts is one that acts"
+        assert self.checks is not None, "the checks exist if the plan has evictions"
         return self.checks.snapshot_queued[workload].team
 
     def _allowed_evictions(self, running: Mapping[int, RunningWorkload]) -> list[Eviction]:
@@ -267,7 +267,7 @@ class _PlanApplication:
         them were allowed, work would be stopped without making enough room. There is one exception: a victim
         that no longer runs or is already stopping does not affect the other evictions.
         """
-        assert self.checks is not None or not self.plan.evictions, "a plan that evicts is one that acts"
+        assert self.checks is not None or not self.plan.evictions, "the checks exist if the plan evicts"
         problems: dict[int, str] = {}
         for eviction in self.plan.evictions:
             victim = self.workloads.get(eviction.workload)
@@ -379,7 +379,7 @@ class _PlanApplication:
         workload = self.workloads.get(placement.workload)
         if workload is None or workload.state != WorkloadState.QUEUED:
             return "it is no longer queued"
-        assert self.checks is not None, "a plan that places is one that acts"
+        assert self.checks is not None, "the checks exist if the plan has placements"
         return self._unusable_unit_problem(placement.units) or self.checks.placement_problem(placement)
 
     def _unusable_unit_problem(self, units: Iterable[int]) -> str:
@@ -562,7 +562,10 @@ class _PlanApplication:
         self.topics.update(dict.fromkeys(topics))
 
     def record_decisions(self) -> None:
-        """Write the decisions. Add the slots that teams held in the snapshot to their decayed use."""
+        """Write the decisions. Update the decayed use of teams with the slots that they held in the snapshot.
+
+        See ``update_decayed_use``.
+        """
         Decision.objects.bulk_create(self.decisions, batch_size=1000)
         started = {p.workload for p in self.result.accepted if isinstance(p, Placement)}
         holders = {(q.team, q.pool) for q in self.snapshot.queued if q.id in started} if started else set()

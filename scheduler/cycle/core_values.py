@@ -11,7 +11,8 @@ from scheduler.core.model import snapshot
 from scheduler.models import HardwareColumns
 from scheduler.requests import HARDWARE_COLUMNS, HardwareRequest
 
-# Maps each column whose name differs from the name of its field in ``snapshot.Ask`` to that field.
+# By column: the field of ``snapshot.Ask`` that has its value. Columns and fields with equal names are left
+# out.
 ASK_NAMES = {"models_wanted": "models", "labels_required": "labels"}
 
 

@@ -50,7 +50,9 @@ def run_cycle(
     cache: SnapshotCache | None = None,
     recorder: CycleRecorder | None = None,
 ) -> ApplyResult | None:
-    """Plan and apply one cycle for all pools. Return None if another engine is or has become the leader.
+    """Plan and apply one cycle for all pools.
+
+    Return None if another engine is the leader, or becomes the leader before the plan is applied.
 
     ``clock`` is called just before the plan is applied, and returns the start of new allocations. Without
     ``clock``, new allocations start at ``now``. A new allocation could then overlap the previous allocation

@@ -1,8 +1,8 @@
 """Check that the facts behind a plan are still true. The checks run while ``apply_plan`` holds its locks.
 
-The planning rules are in the core and are not applied a second time. Each check is about one placement,
-eviction or binding. If a fact behind this item has become worse, the item is rejected, and the next cycle
-decides about it again.
+The planning rules are in the core and are not applied a second time. Each check is about one item of the
+plan: a placement, an eviction or a binding. If the facts have changed so that the item may now be wrong, the
+item is rejected, and the next cycle decides about it again.
 """
 
 from __future__ import annotations

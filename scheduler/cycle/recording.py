@@ -35,7 +35,7 @@ class PreparedRecording:
 
     parts: dict[str, str]  # table -> digest
     bodies: dict[str, bytes]  # digest -> compressed text; only parts that have to be written
-    new_bytes: int  # size of the bodies that were not part of this process's previous recording
+    new_bytes: int  # total size of those bodies that this process's previous recording did not have
     columns: dict[str, Any]
 
 

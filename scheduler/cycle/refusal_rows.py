@@ -120,5 +120,8 @@ def write_placement_reasons(placements: Sequence[Placement]) -> None:
 
 
 def json_numbers(numbers: ReasonNumbers) -> dict[str, Any]:
-    """Return the numbers as a dict with lists instead of tuples. A stored JSON value is read in this form."""
+    """Return the numbers as a dict with lists instead of tuples.
+
+    Numbers that are read from a JSON column have the same form, so that both can be compared.
+    """
     return {name: list(value) if isinstance(value, tuple) else value for name, value in numbers}

@@ -97,7 +97,7 @@ class SnapshotRows:
 
 
 class SnapshotReader:
-    """A reader of the rows of some pools, or of all pools (None).
+    """A reader of the rows of some pools. If ``pool_ids`` is None, it reads the rows of all pools.
 
     Each method reads one kind of row. If a method gets ids, it reads only the rows with these ids.
     """

@@ -56,7 +56,7 @@ class GpuStateChange(models.Model):
 class Diagnostic(models.Model):
     """A test that a host runs on one of its GPUs, for memory, bandwidth and arithmetic.
 
-    A GPU that fails is taken out of service.
+    A GPU that fails is usually taken out of service (see ``scheduler.sync.gpu_diagnostics``).
     """
 
     class Why(models.TextChoices):

@@ -19,7 +19,8 @@ from scheduler.state import states
 class Run(models.Model):
     """The part of a workload's attempt that runs on one host.
 
-    ``generation`` grows with every run. An agent rejects a run with a lower generation than an earlier run.
+    ``generation`` grows with every run. An agent starts a run only if its generation is higher than that of
+    every earlier run on the same units.
     """
 
     workload = models.ForeignKey(Workload, on_delete=models.PROTECT, related_name="runs")
@@ -66,6 +67,12 @@ class Run(models.Model):
     )
     missing_since = models.DateTimeField(
         null=True, blank=True, help_text="time since which its agent does not report it"
+    )
+    cpu_seconds = models.FloatField(
+        null=True, blank=True, help_text="CPU time of all its processes; empty: not measured"
+    )
+    memory_peak_mib = models.PositiveIntegerField(
+        null=True, blank=True, help_text="peak of its memory on the host; empty: not measured"
     )
     activity = models.JSONField(
         default=dict,

@@ -17,7 +17,7 @@ DependencySpecs = Iterable[tuple[str, Workload | JobArray]]
 
 @dataclass(frozen=True, slots=True)
 class ArrayProgress:
-    """The numbers of an array's tasks that are not finished.
+    """The progress of an array's tasks.
 
     ``open`` counts the tasks that have not ended. ``unsuccessful`` counts the tasks that ended with another
     outcome than FINISHED.
@@ -47,8 +47,8 @@ def is_met(condition: str, outcome: str) -> bool:
 def is_met_by_array(condition: str, tasks: ArrayProgress) -> bool | None:
     """Return whether an array meets the condition, or None while this is undecided.
 
-    While tasks are open, only one decision is possible: if a task did not finish, ``ok`` can no longer be
-    met.
+    While tasks are open, only one decision is possible: if a task has ended with another outcome than
+    FINISHED, ``ok`` can no longer be met.
     """
     if condition == Dependency.Condition.OK and tasks.unsuccessful:
         return False
@@ -97,7 +97,7 @@ def awaited_ids(states: Iterable[DependencyState]) -> tuple[list[int], list[int]
 
 
 def first_never_met(after: DependencySpecs) -> Workload | JobArray | None:
-    """Return the first dependency that can no longer be met, or None."""
+    """Return the workload or array of the first dependency that can no longer be met, or None."""
     return next((state.on for state in dependency_states(after) if state.met is False), None)
 
 

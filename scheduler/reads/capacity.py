@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
+from django.db.models import Case, CharField, Exists, F, OuterRef, Q, QuerySet, Sum, Value, When
 
 from scheduler.core.promises import reservation_windows
 from scheduler.cycle import core_values, request_snapshot_cache, schedulable_hosts
@@ -86,6 +86,35 @@ def pool_occupancy(pool: Pool, now: datetime) -> list[ModelOccupancy]:
     return [ModelOccupancy(name, *sums[name]) for name in sorted(sums)]
 
 
+def occupancy_of_pools(now: datetime) -> dict[int, list[ModelOccupancy]]:
+    """Return the occupancy of every pool, by pool id. Takes one query and no snapshot.
+
+    The rules and the numbers are those of ``pool_occupancy``.
+    """
+    held = Allocation.objects.filter(period__upper_inf=True).values("unit")
+    bound = BoundUnit.objects.filter(period__contains=now).values("unit")
+    well = Q(gpu__repair_state=RepairState.WELL) & schedulable_hosts.schedulable_filter("gpu__host")
+    state = Case(
+        When(pk__in=held, then=Value("held")),
+        When(pk__in=bound, then=Value("bound_unused")),
+        When(well, then=Value("free")),
+        default=Value("closed"),
+        output_field=CharField(),
+    )
+    units = Unit.objects.filter(retired_at=None, gpu__retired_at=None, gpu__host__removed_at=None)
+    rows = units.annotate(state=state).values_list("gpu__host__pool_id", "gpu__model", "state").order_by()
+    sums: dict[tuple[int, str], dict[str, int]] = defaultdict(
+        lambda: {"held": 0, "bound_unused": 0, "free": 0, "closed": 0}
+    )
+    for pool, model, name, slots in rows.annotate(slot_sum=Sum(SLOT_COUNT)):
+        sums[pool, model][name] = slots
+    pools: dict[int, list[ModelOccupancy]] = defaultdict(list)
+    for (pool, model), of in sorted(sums.items()):
+        occupancy = ModelOccupancy(model, sum(of.values()), of["held"], of["bound_unused"], of["closed"])
+        pools[pool].append(occupancy)
+    return dict(pools)
+
+
 def held_by_team(teams: Collection[int], now: datetime) -> dict[tuple[int, int, str], int]:
     """Return the number of slots that teams hold, by (team, pool, GPU model). This takes two queries.
 
@@ -133,10 +162,10 @@ def quota_use(*, team: int, pool: int, now: datetime) -> list[QuotaUse]:
 def promisable_units(
     pool: Pool, *, model: str, profile: str, start: datetime, end: datetime, step_seconds: int, now: datetime
 ) -> list[tuple[int, int]]:
-    """Return how many units can be promised to a reservation, for each time step from ``start`` to ``end``.
+    """Return (time, number of units) for each step of ``step_seconds`` from ``start`` to ``end``.
 
-    Each pair is the start of a step (seconds since the epoch), and the number of units that can be promised
-    for the whole step of ``step_seconds``.
+    The time is the start of the step, in seconds since the epoch. The number counts the units that can be
+    promised to a reservation for the whole step.
     """
     taken = request_snapshot_cache.take_cached_snapshot([pool.pk], now)
     window = (

@@ -82,9 +82,9 @@ def allowed_alternatives(kind: str, project: Project, now: datetime) -> alternat
 
 
 def turns_before(workload: Workload, now: datetime) -> list[tuple[QueueTurn, TurnCriterion]]:
-    """Return the queued workloads that the planner decides about before ``workload``, in queue order.
+    """Return (turn, criterion) of each queued workload that the planner decides about before ``workload``.
 
-    Each workload has the criterion that puts it before ``workload``.
+    The turns are in queue order. The criterion puts the turn before the turn of ``workload``.
     """
     return comparison.turns_in_pool(
         request_snapshot_cache.take_cached_snapshot([workload.pool_id], now),
@@ -104,7 +104,7 @@ def compare_turns(mine: Workload, other: Workload, now: datetime) -> comparison.
 
 
 def drain_effect(host: Host, now: datetime) -> drain.DrainEffect:
-    """Return the workloads that would move if a host is drained, and their new placements."""
+    """Return the workloads and reservations that a drain of a host would affect."""
     return drain.drain_effect(
         request_snapshot_cache.take_cached_snapshot([host.pool_id], now),
         host.pk,

@@ -29,7 +29,9 @@ from scheduler.runs.retry_policy import (
 from scheduler.state import nudge
 from scheduler.state.states import OPEN_RESERVATION_STATES, RunState, WorkloadState, change_state
 
-RUN_STATE_RANK = {state: number for number, state in enumerate(RunState)}  # a run only moves to a higher rank
+RUN_STATE_RANK = {
+    state: number for number, state in enumerate(RunState)
+}  # a run never moves to a state of a lower rank
 IMMEDIATE_FAILURE_PERIOD = timedelta(seconds=60)  # if a run fails within this time, its host may be the cause
 MIN_ALLOCATION_PERIOD = timedelta(microseconds=1)  # an empty range would lose its start and end in PostgreSQL
 
@@ -214,8 +216,8 @@ def attempt_outcomes(attempts: Collection[Sequence[Run]]) -> list[tuple[Run, str
 
     The outcome of the attempt is the outcome of this run, with one exception. If the run is a gang member
     that lost a GPU, and its own outcome is not in LOST_CODES, the outcome of the attempt is GPU_ERROR. The
-    run's own outcome may differ, because another member had ended before it. Retries and pages use the
-    outcome of the attempt.
+    run's own outcome may differ if another member ended first and this run was stopped for that reason.
+    Retries and pages use the outcome of the attempt.
 
     The function takes at most three queries, and no query for work on one host. In addition, the workloads of
     the runs are loaded if they are not loaded yet.

@@ -28,7 +28,10 @@ def live_runs(workload: Workload) -> list[Run]:
 
 
 def order_start(runs: Sequence[Run], now: datetime) -> None:
-    """Create one start command per run. Each command stays open until its run has ended."""
+    """Create one start command per run.
+
+    A command stays open until its run has ended, or until another agent joins as the host.
+    """
     Command.objects.bulk_create(
         Command(host_id=run.host_id, run=run, verb=Command.Verb.START, created_at=now) for run in runs
     )
@@ -56,7 +59,7 @@ def give_notice(
         **also,
     ):
         return False
-    # A run wrote a checkpoint after an earlier notice, which was withdrawn. It must save again now.
+    # A run may have written a checkpoint after an earlier notice that was withdrawn. It must write a new one.
     if any(run.saved for run in runs):
         Run.objects.filter(pk__in=[run.pk for run in runs]).update(saved=False)
     _create_commands(runs, Command.Verb.NOTICE, code, stop_at, now)
@@ -86,7 +89,7 @@ def order_stop(workload: Workload, *, code: str, grace_seconds: int, now: dateti
 
 
 def stop_remaining(runs: Sequence[Run], *, code: str, now: datetime) -> None:
-    """Order the remaining runs of a gang to stop after a member has ended.
+    """Order these runs to stop, for example the remaining runs of a gang after a member has ended.
 
     Runs that already have a stop command are skipped. This function does not change the workload's state.
     The reports of the agents change it later.

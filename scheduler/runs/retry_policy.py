@@ -70,9 +70,9 @@ BACKOFF_MAX_SECONDS = 30 * 60
 class RetryDecision:
     """The decision after an attempt of a workload.
 
-    If ``requeues`` is True, the workload is requeued for the reason ``code`` after ``wait_seconds``. Its
-    counters of failed and lost attempts grow by ``failures`` and ``lost``. Otherwise the workload ends with
-    ``code``.
+    If ``requeues`` is False, the workload ends with ``code``. If it is True, the workload is requeued for the
+    reason ``code`` after ``wait_seconds``. Its counters of failed and lost attempts then grow by ``failures``
+    and ``lost``.
     """
 
     code: str
@@ -91,7 +91,8 @@ def decide_retry(workload: Workload, outcome: str) -> RetryDecision:
     - Work that could not run because of the host's prolog or setup is requeued without limit, after a wait.
     - Work that failed by itself is requeued up to ``most_retries`` times, with a growing wait.
 
-    A gang with the rule END (all members end if one member ends) is requeued only if it could not start.
+    A gang with the rule END (all members end if one member ends) is requeued only if it was evicted or
+    drained, or could not start.
     """
     # An agent may drain its host without a command of the server.
     requested = workload.stop_requested or (ReasonCode.DRAINED if outcome == ReasonCode.DRAINED else "")

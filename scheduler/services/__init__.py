@@ -84,6 +84,7 @@ from scheduler.services.workloads import (
     queue_workload,
     record_idle_warning,
     request_stop,
+    stop_unused_work,
 )
 
 __all__ = [
@@ -148,6 +149,7 @@ __all__ = [
     "redeem_join_token",
     "renewed_credential",
     "request_stop",
+    "stop_unused_work",
     "return_gpu",
     "return_host",
     "revoke_credential",

@@ -33,11 +33,11 @@ class RestoreResult:
 def recover_after_restore(*, now: datetime) -> RestoreResult:
     """Repair the restored rows once, before hosts may connect. A second call does no harm.
 
-    Hosts have continued to work since the backup. An agent rejects a run whose generation is lower than the
-    generation of an earlier run, so new runs get higher generations. The recorded start of each agent is
-    cleared. Otherwise an agent that was restarted after the backup would be rejected as a copy. Credentials
-    that were valid at the time of the backup stay valid for a day, because the credentials that hosts use now
-    are derived from them (``verify_credential``).
+    Hosts have continued to work since the backup. An agent starts a run only if its generation is higher than
+    that of every earlier run on the same units, so new runs get much higher generations. The recorded start
+    of each agent is cleared. Otherwise an agent that was restarted after the backup would be rejected as a
+    copy. Credentials that were valid at the time of the backup stay valid for a day, because the credentials
+    that hosts use now are derived from them (``verify_credential``).
     """
     with connection.cursor() as cursor:
         cursor.execute(

@@ -30,9 +30,10 @@ def close_budget_gate(
     team: Team | None = None,
     project: Project | None = None,
 ) -> BudgetGate:
-    """Close a gate, which rejects new work of a team or project or stops its borrowing, until ``until``.
+    """Close a gate until the time ``until``.
 
-    A gate that is already closed gets the new numbers. After this call returns, no work starts that the gate
+    The closed gate rejects new work of a team or project, or stops its borrowing. A gate that is already
+    closed gets the new numbers and the new time. After this call returns, no work starts that the gate
     excludes. The call waits for a plan that is being committed, and every later plan is checked against the
     gate.
     """

@@ -36,7 +36,9 @@ JOIN_TOKEN_TTL = timedelta(minutes=15)
 CREDENTIAL_TTL = timedelta(hours=24)
 CREDENTIAL_RENEW_AFTER = CREDENTIAL_TTL * 2 / 3
 CREDENTIAL_RENEWABLE_FOR = timedelta(days=30)  # after the expiry, so that a host that was off can reconnect
-MAX_CREDENTIAL_CHAIN = 64  # accepted renewals since a restored backup was made; they take about 40 days
+# After a backup was restored, a credential may be this many renewals ahead of the credential in the backup.
+# This number of renewals takes about 40 days.
+MAX_CREDENTIAL_CHAIN = 64
 CHALLENGE_STEP_SECONDS = 300
 CREDENTIAL_PREFIX = "gpa"
 CHALLENGE_PREFIX = "gpc"
@@ -218,9 +220,10 @@ def redeem_challenge(host: Host, *, challenge: str, signature: str, now: datetim
 def challenge_for_expired(text: str, *, now: datetime) -> str:
     """Return the challenge with which a host renews its expired credential ``text``.
 
-    ``text`` is the host's last credential. It may also be the previous credential if the last credential was
-    never used. Return an empty string for any other credential. Also return an empty string if the last
-    credential has not expired, or expired longer than CREDENTIAL_RENEWABLE_FOR ago.
+    ``text`` must be the host's last credential, which has expired. If the last credential was never used,
+    ``text`` may also be the previous credential, even before the last credential expires. Return an empty
+    string for any other credential, and if the last credential expired longer than CREDENTIAL_RENEWABLE_FOR
+    ago.
 
     A valid credential is renewed only over the host's open connection (``due_challenge``). Otherwise a copy
     of the host's state folder could replace the host.

@@ -58,8 +58,8 @@ def cordon_host(host: Host, *, reason: str, now: datetime) -> bool:
 def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime) -> bool:
     """Close a host for new work because of a fault, and evict its preemptible work.
 
-    If ``gpu`` is given, the GPU is quarantined and its work is stopped. A host that an operator has already
-    closed keeps its state, and ``reason`` is added to the host's reason. Return False if nothing changed.
+    If ``gpu`` is given, the GPU is quarantined and its work is stopped. If the host is already cordoned or
+    draining, it keeps this state, and ``reason`` is added to its reason. Return False if nothing changed.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     if _is_closed(fresh):
@@ -77,8 +77,8 @@ def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime)
 def drain_for_fault(host: Host, *, reason: str, now: datetime) -> bool:
     """Drain a host because of a fault.
 
-    If an operator has already closed the host, ``reason`` is added to the host's reason. Return False if
-    nothing changed.
+    If the host is already cordoned or draining, ``reason`` is added to its reason. Return False if nothing
+    changed.
     """
     fresh = locks.hosts([host.pk])[host.pk]
     added = _is_closed(fresh) and _add_reason(fresh, reason, now)
@@ -261,7 +261,7 @@ def quarantine_host(host: Host, *, reason: str, now: datetime) -> bool:
 def quarantine_gpu(gpu: Gpu, *, reason: str, now: datetime) -> bool:
     """Quarantine a GPU until it is returned to service. The work on the GPU is stopped and starts elsewhere.
 
-    Return False if the GPU was already out of service.
+    Return False if the GPU was already quarantined or taken out.
     """
     locks.hosts([gpu.host_id])
     return _quarantine_gpu(gpu, reason, now)

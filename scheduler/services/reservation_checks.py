@@ -74,7 +74,8 @@ def first_windows(
 ) -> list[Window]:
     """Return the first windows of the given length that fit.
 
-    If ``check_window`` rejects a window, its result has the same windows.
+    If ``check_window`` rejects a window, its result has the same windows. It has none if a closed budget is
+    the reason.
     """
     taken, budget = request_snapshot_cache.take_cached_snapshot([pool.pk], now), _BudgetLimits(project, now)
     requester = ReservationRequester(

@@ -49,8 +49,8 @@ def confirm_reservation(
     """Confirm a reservation if it fits. The check runs under the lock of the pool.
 
     Return the reservation and the result of the check. If the reservation does not fit, return None and the
-    result, which has the reason and the first windows that fit. Raises OperationRejected
-    ``pool_or_team_is_removed``.
+    result, which has the reason and the first windows that fit (no windows if a closed budget is the reason).
+    Raises OperationRejected ``pool_or_team_is_removed``.
     """
     locks.pools([pool.pk])
     request = HardwareRequest(**hardware)
@@ -182,8 +182,8 @@ def change_reservation(
 def shorten_reservation(reservation: Reservation, *, end: datetime, now: datetime) -> bool:
     """Set an earlier end of a reservation.
 
-    Return False if the reservation is closed. Also return False if ``end`` is after the present end, or is
-    not after both ``now`` and the start.
+    ``end`` must be later than ``now`` and than the start, and not later than the present end. Return False if
+    it is not, or if the reservation is closed.
     """
     fresh = locks.reservations([reservation.pk])[reservation.pk]
     if fresh.state not in OPEN_RESERVATION_STATES or not max(now, fresh.start) < end <= fresh.end:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.base_user import AbstractBaseUser as Person
@@ -37,9 +37,9 @@ CHANGEABLE_STATES = (
 
 @transaction.atomic
 def queue_workload(request: WorkloadRequest, *, owner: Person, now: datetime) -> Workload:
-    """Put a workload into its pool's queue. It needs ``units`` units on each of ``hosts`` hosts.
+    """Put the requested workload into its pool's queue.
 
-    The runtime is predicted only once, in this function. Raises OperationRejected ``too_many_waiting`` or
+    The runtime is predicted only now, and never again. Raises OperationRejected ``too_many_waiting`` or
     ``pool_or_team_is_removed``.
     """
     _reject_over_queue_limit(request, owner, 1)
@@ -183,7 +183,7 @@ def cancel_workload(workload: Workload, *, now: datetime) -> bool:
 
 @transaction.atomic
 def request_stop(workload: Workload, *, code: str, now: datetime) -> bool:
-    """Make a workload end with ``code``. A queued workload ends at once, other work gets a stop command.
+    """Make a workload end with ``code``. A queued workload ends at once. Other work gets a stop command.
 
     A workload that is already stopping and would be requeued ends with ``code`` instead. Return True if this
     call makes the workload end with ``code``.
@@ -199,6 +199,25 @@ def request_stop(workload: Workload, *, code: str, now: datetime) -> bool:
         done = done and (fresh.stop_requested == code or _cancel_requeue(fresh, code))
     _copy_fields(workload, fresh)
     return done
+
+
+@transaction.atomic
+def stop_unused_work(pk: int, *, now: datetime) -> bool:
+    """Give a running workload notice, because it does not use its GPUs. Return False if it is left as it is.
+
+    The workload gets the notice and the grace period of its pool, in which it can write a checkpoint. It then
+    ends, and is not requeued. Work that is not running, or whose owner keeps it for now, is left as it is.
+    """
+    workload = locks.workloads([pk])[pk]
+    if workload.state != WorkloadState.RUNNING or (workload.keep_until and workload.keep_until > now):
+        return False
+    return commands.give_notice(
+        workload,
+        code=ReasonCode.IDLE,
+        stop_at=now + timedelta(seconds=workload.pool.notice_seconds),
+        grace_seconds=workload.pool.grace_seconds,
+        now=now,
+    )
 
 
 def end_queued_workload(
@@ -241,7 +260,9 @@ def _cancel_requeue(workload: Workload, code: str) -> bool:
 
 @transaction.atomic
 def extend_workload(workload: Workload, *, seconds: int, now: datetime) -> bool:
-    """Extend the maximum runtime by ``seconds``. Return False if the workload is stopping or has ended.
+    """Extend the maximum runtime by ``seconds``.
+
+    Return False if the workload has a notice, is stopping, or has ended.
 
     Raises OperationRejected ``over_runtime_cap`` if the new runtime exceeds the pool's longest runtime,
     because such a workload could not start again after an eviction. Raises ``more_time_blocked`` if the
@@ -267,8 +288,9 @@ def extend_workload(workload: Workload, *, seconds: int, now: datetime) -> bool:
 def _reject_broken_promises(workload: Workload, seconds: int, now: datetime) -> None:
     """Raise OperationRejected if a longer runtime breaks a reservation or overlaps a maintenance window.
 
-    Only work that is not preemptible is checked, because it holds its units until its time limit. The caller
-    has locked the pool, so no reservation can be confirmed meanwhile.
+    Only work that is not preemptible is checked, because it holds its units until its time limit. Queued work
+    and work inside a reservation are not checked. The caller has locked the pool, so no reservation can be
+    confirmed meanwhile.
     """
     if workload.preemptible or workload.reservation_id is not None or workload.state == WorkloadState.QUEUED:
         return
@@ -287,7 +309,7 @@ def _reject_broken_promises(workload: Workload, seconds: int, now: datetime) -> 
 def postpone_idle_stop(workload: Workload, *, until: datetime) -> bool:
     """Keep an idle workload from being stopped before ``until``, and withdraw the idle warning.
 
-    Return False if the workload is stopping or has ended.
+    Return False if the workload has a notice, is stopping, or has ended.
     """
     alive = Workload.objects.filter(pk=workload.pk, state__in=CHANGEABLE_STATES, stop_requested="")
     changed = alive.update(keep_until=until, idle_warned_at=None)

@@ -38,7 +38,7 @@ class RunState(StrEnum):
 
 class ReservationState(StrEnum):
     CONFIRMED = "confirmed"
-    ACTIVE = "active"  # the reservation has started, and units are bound to it
+    ACTIVE = "active"  # the reservation has started and has got units; it may lose them later
     OVER = "over"
     RELEASED = "released"  # nobody used the reservation within the pool's no-show limit
     CANCELLED = "cancelled"

@@ -1,4 +1,4 @@
-"""Delete old decisions about ended work, recorded snapshots and logs, in bounded batches."""
+"""Delete old rows in bounded batches: logs, recorded snapshots, and decisions about ended work."""
 
 from __future__ import annotations
 

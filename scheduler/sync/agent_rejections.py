@@ -44,8 +44,8 @@ AGENT_REJECTIONS: dict[str, str] = {
     "report_invalid": "{problem}",
     "run_of_another_host": "run: {run}; allowed: the id of a run of this host",
 }
-# Each of these rejections means that two agents use one credential. The value is the code that is stored with
-# the host. The host is quarantined until an operator stops one of the agents.
+# Each of these rejections may mean that two agents use one credential. The value is the code that is stored
+# with the host. The rejected agent is quarantined: it gets no work until an operator stops one of the agents.
 QUARANTINE_CODES = {
     "agent_second": "agent_second",
     "agent_copy": "agent_copy",

@@ -270,7 +270,7 @@ def _is_diagnosed(gpu: Gpu) -> bool:
 def _end_overdue(row: GeometryChange, host: Host, now: datetime) -> None:
     """End a change if its live host has not reported the result in time.
 
-    The change of a silent host stays open, because the host continues it when it is back.
+    The change of a host that does not report stays open, because the host continues it when it is back.
     """
     late = (
         row.told_at is not None

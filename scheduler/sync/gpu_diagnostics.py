@@ -44,15 +44,16 @@ OPEN_DIAGNOSTIC_STATES = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
 # offline for a short time.
 DIAGNOSTIC_ANSWER_MARGIN = timedelta(seconds=120)
 DIAGNOSTIC_RETRY_AFTER = timedelta(minutes=10)  # time from a stopped diagnostic to the next try
-# The diagnostics of a GPU that are tried after it was quarantined, or after its host was closed because of
-# failed attempts. After the last try, an operator has to check the GPU.
+# The maximum number of diagnostics of a GPU after it was quarantined, or after its host was closed because of
+# failed attempts. After the last one, an operator has to check the GPU.
 MAX_DIAGNOSTIC_TRIES = 3
-# A periodic diagnostic is requested only while fewer than one in 8 GPUs of the pool (but at least one GPU)
-# have an open diagnostic.
+# Periodic diagnostics are requested while fewer GPUs of the pool than a limit have an open diagnostic. The
+# limit is the number of GPUs of the pool divided by PERIODIC_SHARE, and at least 1.
 PERIODIC_SHARE = 8
 TAKE_OUT_WINDOW = timedelta(hours=1)
-# A GPU in service is taken out only while fewer than one in 8 GPUs of the pool (but at least one GPU) are out
-# after a diagnostic that failed within TAKE_OUT_WINDOW.
+# A failed diagnostic takes out a GPU in service while fewer other GPUs of the pool than a limit are out after
+# a diagnostic that failed within TAKE_OUT_WINDOW. The limit is the number of GPUs of the pool divided by
+# TAKE_OUT_SHARE, and at least 1.
 TAKE_OUT_SHARE = 8
 MAX_CHECKS = 50
 

@@ -116,7 +116,7 @@ def _restore_suspect_host(host_id: int, now: datetime) -> None:
     """
     with transaction.atomic():
         host = locks.hosts([host_id])[host_id]
-        if host.lease_state == LeaseState.SUSPECT and host.credential_hash:  # empty if it was just revoked
+        if host.lease_state == LeaseState.SUSPECT and host.credential_hash:  # empty: just revoked
             observed_state.renew_lease(host, {}, now)
 
 

@@ -72,7 +72,7 @@ def _home_problem(home: HomeSeen) -> str:
 def store_homes(host: Host, seen: HomesSeen, now: datetime) -> None:
     """Store a listing of homes and set the host's storage.
 
-    If the stored listing is newer, only the host's storage is set.
+    If the stored listing is not older than this one, only the host's storage is set.
     """
     listed_at = min(_past_time(seen.listed_at, now), now)
     storage = Storage.objects.filter(key=seen.storage).first()

@@ -221,8 +221,8 @@ def inventory_digest(inventory: Inventory) -> str:
 def store_inventory(host: Host, inventory: Inventory, now: datetime) -> bool:
     """Update the rows of a host, its GPUs and its units from its report. The caller has locked the host.
 
-    Return False if the report equals the stored inventory. A change of a GPU that a workload holds is not
-    applied. The first report after the GPU is free applies it.
+    Return False if the report equals the stored inventory, and the stored inventory was applied in full. A
+    change of a GPU that a workload holds is not applied. The first report after the GPU is free applies it.
     """
     reported, short = dataclasses.asdict(inventory), inventory_digest(inventory)
     before = host.hardware
@@ -243,7 +243,7 @@ def store_inventory(host: Host, inventory: Inventory, now: datetime) -> bool:
 
 
 def _known_gpus(host: Host, reported: Sequence[str]) -> dict[str, Gpu]:
-    """Return the GPU rows of the host by uuid, and the rows of GPUs that came from another host of the pool.
+    """Return GPU rows by uuid: all rows of the host, and rows of reported GPUs from other hosts of the pool.
 
     Rows of another pool or of a removed host are left out, because they are kept as history. A GPU that has
     only such rows gets a new row.

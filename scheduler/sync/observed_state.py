@@ -29,13 +29,14 @@ from scheduler.sync.wire_values import parse_public_id, parse_timestamp
 MISSING_RUN_SECONDS = 10  # a run that is missing in the reports for this long is no longer on its host
 MAX_STEP_LENGTH = 200  # characters
 MAX_START_LENGTH, MAX_STARTS = 64, 32
+MAX_MEASURED_USE = {"cpu_seconds": 1e12, "memory_peak_mib": 2**31 - 1}  # higher values are unknown
 
 
 def observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collection[str] = ()) -> None:
     """Store an agent's report of its host.
 
     ``gpu_faults`` are the codes of hardware events that a program never causes. Raises AgentRejected if the
-    agent or the report is not accepted. The rejected agent is recorded before.
+    agent or the report is not accepted, after the rejection was recorded with the host.
     """
     with transaction.atomic():
         if gpu_diagnostics.may_take_gpu_out(host, observed.diagnostics):
@@ -200,7 +201,7 @@ def _store_run(
 
 
 def _gpu_fault_events(told: RunSeen, gpu_faults: Collection[str]) -> list[str]:
-    """Return the reported hardware events that made the run fail, because a program never causes them."""
+    """Return the reported hardware events that a program never causes. They explain the run's failure."""
     return sorted({code for code in told.gpu_events if code in gpu_faults})
 
 
@@ -224,12 +225,24 @@ def _details(run: Run, told: RunSeen, now: datetime) -> dict[str, Any]:
         changes["missing_since"] = None
     if told.saved != run.saved:
         changes["saved"] = told.saved
+    if told.state == RunState.ENDED:
+        changes |= _measured_use(told)
     checkpoint = _new_checkpoint(run, told)
     if checkpoint is not None:
         # Charges depend on this time, so it must not be after now or before the last checkpoint.
         at = min(checkpoint, now)
         changes["checkpoint_at"], changes["checkpoint_told"] = max(at, run.checkpoint_at or at), checkpoint
     return changes
+
+
+def _measured_use(told: RunSeen) -> dict[str, Any]:
+    """Return the CPU time and the peak memory of an ended run. An impossible value is unknown."""
+    values = {"cpu_seconds": told.cpu_seconds, "memory_peak_mib": told.memory_peak_mib}
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and 0 <= value <= MAX_MEASURED_USE[name]
+    }
 
 
 def _store_run_details(run: Run, told: RunSeen, now: datetime) -> None:
@@ -305,7 +318,9 @@ def _has_ended_runs(host: Host, seen: dict[uuid.UUID, RunSeen]) -> bool:
 # Not split: the first matching rule decides and the order of the rules matters.
 def _outcome(run: Run, told: RunSeen) -> str:
     if told.outcome == ReasonCode.START_FAILED and told.started_at is None and run.running_at is not None:
-        # The run did start. The host has lost its record of the start after the database was restored.
+        # The run ended after the backup was made from which the database was restored, and the host has
+        # deleted its record of the run. The server then ordered the run again, and the host refused the start
+        # because the run's generation was used before.
         return str(ReasonCode.HOST_LOST)
     if told.prolog_failed and told.outcome == ReasonCode.START_FAILED:
         return str(ReasonCode.PROLOG_FAILED)

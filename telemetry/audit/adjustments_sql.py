@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-# Both sides of a comparison with opposite signs: a group whose sum is not zero differs.
+# ``places`` has the rows of both sides of a comparison, with opposite signs. If the sum of a group is not
+# zero, its sides differ.
 ADJUSTMENTS_SQL = """
 WITH adjusted AS (
     SELECT a.* FROM telemetry_adjustment AS a JOIN telemetry_statement AS s ON s.id = a.statement_id

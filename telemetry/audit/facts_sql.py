@@ -17,6 +17,7 @@ work are ``preemption_codes``, ``hardware_codes`` and ``forgiven_minutes``.
 from __future__ import annotations
 
 NEVER = 1 << 40  # seconds since 1970; later than any fact
+DAY = 86_400  # seconds of a day in UTC
 
 
 def seconds(moment: str) -> str:
@@ -48,21 +49,36 @@ days AS MATERIALIZED (
     SELECT gpus.gpu, day, day_low, day_high, greatest(since, day_low) AS low, least(until, day_high) AS high
     FROM day_numbers JOIN gpus USING (gpu) JOIN calendar USING (day)
 ),
+allocations AS MATERIALIZED (
+    SELECT allocation.id, allocation.slots, allocation.period, allocation.end_code, allocation.reservation_id,
+        allocation.run_id, allocation.workload_id, allocation.project_id, gpus.gpu, gpus.pool
+    FROM scheduler_allocation AS allocation
+    JOIN scheduler_unit AS unit ON unit.id = allocation.unit_id
+    JOIN gpus ON gpus.gpu = unit.gpu_id
+    WHERE unit.gpu_id BETWEEN %(low_gpu)s AND %(high_gpu)s
+      AND allocation.slots && int8range(%(low_gpu)s * 840, (%(high_gpu)s + 1) * 840)
+      AND allocation.period && tstzrange(%(first)s, %(end)s)
+),
+-- The ids are constants, so that indexes find the rows. A join would read all runs and workloads.
+runs AS MATERIALIZED (
+    SELECT id, checkpoint_at FROM scheduler_run WHERE id = ANY(ARRAY(SELECT run_id FROM allocations))
+),
+workloads AS MATERIALIZED (
+    SELECT id, kind, type, simulated, priority, owner_id FROM scheduler_workload
+    WHERE id = ANY(ARRAY(SELECT workload_id FROM allocations))
+),
 holds AS MATERIALIZED (
-    SELECT allocation.id AS allocation, unit.gpu_id AS gpu, coalesce(allocation.reservation_id,
-        0) AS reservation,
+    SELECT allocation.id AS allocation, allocation.gpu, coalesce(allocation.reservation_id, 0) AS reservation,
         lower(allocation.slots) AS first_slot, upper(allocation.slots) AS last_slot,
         {seconds("lower(allocation.period)")} AS s,
         coalesce({seconds("upper(allocation.period)")}, {NEVER}) AS e,
         lost.bucket AS lost_bucket, {seconds("lost.since")} AS lost_from,
         allocation.workload_id AS workload, workload.type AS workload_type, workload.simulated,
         workload.priority, workload.owner_id AS person, project.id AS project, project.team_id AS team
-    FROM scheduler_allocation AS allocation
-    JOIN scheduler_unit AS unit ON unit.id = allocation.unit_id
-    JOIN scheduler_run AS run ON run.id = allocation.run_id
-    JOIN scheduler_workload AS workload ON workload.id = allocation.workload_id
+    FROM allocations AS allocation
+    JOIN runs AS run ON run.id = allocation.run_id
+    JOIN workloads AS workload ON workload.id = allocation.workload_id
     JOIN scheduler_project AS project ON project.id = allocation.project_id
-    JOIN gpus ON gpus.gpu = unit.gpu_id
     -- The work since the last checkpoint is lost. Without a checkpoint, all work of the hold is lost. The
     -- pool's refund limit at the end bounds the time that is not charged. -1 stands for no limit.
     CROSS JOIN LATERAL (
@@ -72,7 +88,7 @@ holds AS MATERIALIZED (
             WHEN allocation.end_code = ANY(%(hardware_codes)s) THEN 'hardware_lost' END AS bucket,
             greatest(run.checkpoint_at, lower(allocation.period), upper(allocation.period) - make_interval(
                 mins => nullif(coalesce((SELECT coalesce(forgiven_minutes, -1) FROM telemetry_refundlimit
-                    WHERE pool_id = gpus.pool AND valid_from <= upper(allocation.period)
+                    WHERE pool_id = allocation.pool AND valid_from <= upper(allocation.period)
                     ORDER BY valid_from DESC, id DESC LIMIT 1), %(forgiven_minutes)s), -1))) AS since
     ) AS found
     CROSS JOIN LATERAL (
@@ -80,9 +96,6 @@ holds AS MATERIALIZED (
             CASE WHEN found.since < upper(allocation.period) AND found.bucket IS NOT NULL
             THEN found.since END AS since
     ) AS lost
-    WHERE unit.gpu_id BETWEEN %(low_gpu)s AND %(high_gpu)s
-      AND allocation.slots && int8range(%(low_gpu)s * 840, (%(high_gpu)s + 1) * 840)
-      AND allocation.period && tstzrange(%(first)s, %(end)s)
 ),
 hold_parts AS MATERIALIZED (
     SELECT gpu, part.bucket, allocation, reservation, first_slot, last_slot, part.s, part.e
@@ -91,9 +104,14 @@ hold_parts AS MATERIALIZED (
     WHERE part.s < part.e
 ),
 -- The days that each part touches. Materialised: a join of parts and days by the GPU alone is far larger.
+-- A local day begins less than a day before or after the day in UTC. So only few days are tried for a part.
 hold_days AS MATERIALIZED (
     SELECT gpu, day, bucket, allocation, reservation, first_slot, last_slot, s, e
-    FROM hold_parts JOIN calendar ON s < day_high AND e > day_low
+    FROM hold_parts
+    CROSS JOIN LATERAL generate_series(
+        greatest(s, {seconds("%(first)s::timestamptz")}) / {DAY} - 1,
+        least(e, {seconds("%(end)s::timestamptz")}) / {DAY} + 1) AS day
+    JOIN calendar USING (day) WHERE s < day_high AND e > day_low
 ),
 held AS MATERIALIZED (
     SELECT gpu, day, bucket, allocation, reservation, first_slot, last_slot, greatest(s, low) AS s,

@@ -21,12 +21,16 @@ from telemetry.audit.adjustment_audit import AdjustmentDifference, audit_adjustm
 from telemetry.audit.calendar_sql import MONTH_BOUNDS_SQL
 from telemetry.audit.ledger_sql import AUDIT_SQL, FIRST_DAY_SQL, LATER_LINES_SQL
 
-# A larger SQL statement needs more memory for its rows. A smaller one costs time, because each statement
-# reads all runs and workloads.
+# A larger SQL statement needs more memory for its rows. Planning takes a larger part of a smaller one.
 GPUS_PER_STATEMENT = 1_000
 # PostgreSQL has no statistics about common table expressions, so it may choose a bad plan. Without nested
 # loops, a bad plan costs little.
-PLANNER_SETTINGS = {"enable_nestloop": "off", "work_mem": "256MB", "jit": "off"}
+PLANNER_SETTINGS = {
+    "enable_nestloop": "off",
+    "enable_mergejoin": "off",  # it would sort all lines for a join with few rows or with none
+    "work_mem": "256MB",
+    "jit": "off",
+}
 # The rules for lost work. Charging has its own copies, and a test compares them.
 PREEMPTION_CODES = [
     "checkpointed",

@@ -35,16 +35,16 @@ right_shares AS (
 ),
 paid_parts AS (
     SELECT line.id, line.id AS piece, line.cost_centre, {WHOLE}::bigint AS share, {WHOLE} AS whole_share,
-        line.gpu, line.s, line.e, line.start, paying_project, paying_pool
+        line.gpu, line.s, line.e, line.start, paying_project, paying_pool, 1::bigint AS times
     FROM owned_lines AS line WHERE NOT shared
     UNION ALL
     SELECT part.id, part.piece, part.cost_centre, part.share, whole_share, line.gpu, line.s, line.e,
-        line.start, paying_project, paying_pool
+        line.start, paying_project, paying_pool,
+        count(*) OVER (PARTITION BY part.piece, part.cost_centre)
     FROM owned_lines AS line JOIN parts_of_pieces AS part ON part.piece = line.id WHERE shared
 ),
 checked_parts AS (
-    SELECT part.*, coalesce(splits.wanted, '') AS wanted, right_share.share_id, splits.first_share,
-        count(*) OVER (PARTITION BY part.piece, part.cost_centre) AS times
+    SELECT part.*, coalesce(splits.wanted, '') AS wanted, right_share.share_id, splits.first_share
     FROM paid_parts AS part
     LEFT JOIN splits ON splits.project = paying_project AND splits.pool = paying_pool
         AND splits.valid_from <= start AND start < splits.until
@@ -53,18 +53,25 @@ checked_parts AS (
         AND right_share.share = part.share
         AND right_share.valid_from <= start AND start < right_share.until
 ),
+-- Texts are made for wrong parts only: they take longer than the comparisons.
+wrong_parts AS (
+    SELECT *, share_id IS NULL AND (first_share IS NOT NULL OR cost_centre <> '' OR share <> {WHOLE})
+        AS is_unwanted
+    FROM checked_parts
+    WHERE (share_id IS NULL AND (first_share IS NOT NULL OR cost_centre <> '' OR share <> {WHOLE}))
+        OR times > 1 OR whole_share <> {WHOLE}
+),
 share_differences AS (
     SELECT 'owner', id, gpu, s, e, field, found, wrong.wanted,
         coalesce('cost centre share ' || first_share, 'project ' || nullif(paying_project, 0),
             'pool ' || nullif(paying_pool, 0), 'GPU ' || gpu)
-    FROM checked_parts
+    FROM wrong_parts
     CROSS JOIN LATERAL (
         SELECT cost_centre || CASE WHEN share < {WHOLE} THEN ' ' || trim_scale(share / 100.0) || ' %%'
             ELSE '' END AS shown
     ) AS part
     CROSS JOIN LATERAL (VALUES
-        ('cost centre', shown, wanted, CASE WHEN first_share IS NULL
-            THEN cost_centre <> '' OR share <> {WHOLE} ELSE share_id IS NULL END),
+        ('cost centre', shown, wanted, is_unwanted),
         ('cost centre', shown || ' ' || times || ' times', wanted, times > 1),
         ('share', trim_scale(whole_share / 100.0) || ' %%', '100 %%', whole_share <> {WHOLE} AND id = piece)
     ) AS wrong (field, found, wanted, is_wrong)

@@ -12,7 +12,7 @@ from telemetry.budgets.commitments import committed_spend
 from telemetry.budgets.spending import DailySpend, daily_spend, period_spend, scope_of
 from telemetry.core.amounts import round_amount
 from telemetry.core.currencies import smallest_unit
-from telemetry.core.spend_forecast import SpendForecast, SpendPeriod, forecast_spend
+from telemetry.core.spending.spend_forecast import SpendForecast, SpendPeriod, forecast_spend
 from telemetry.models import Budget, BudgetForecast
 from telemetry.money.billing_months import billing_calendar
 
@@ -25,8 +25,8 @@ def refresh_budget_forecasts(budgets: Iterable[Budget], now: datetime) -> dict[i
     """Return the forecast of each budget by budget id.
 
     Forecasts that are missing or older than an hour are made again and stored. The periods of ``budgets``
-    contain ``now``. If the owner of a budget has spent nothing, or began to spend less than MIN_KNOWN_DAYS
-    ago, the budget has no forecast.
+    contain ``now``. A budget has no forecast if its owner has spent nothing yet, or if the owner's first
+    spending was less than MIN_KNOWN_DAYS ago.
     """
     budgets = list(budgets)
     stored = BudgetForecast.objects.in_bulk([budget.pk for budget in budgets])

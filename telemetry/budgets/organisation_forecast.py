@@ -20,7 +20,7 @@ from telemetry.budgets.commitments import committed_spend
 from telemetry.budgets.spending import DailySpend, SpendScope
 from telemetry.core.amounts import ZERO, round_amount
 from telemetry.core.currencies import smallest_unit
-from telemetry.core.spend_forecast import SpendForecast
+from telemetry.core.spending.spend_forecast import SpendForecast
 from telemetry.models import (
     BudgetMeasure,
     BudgetPeriod,

@@ -97,7 +97,7 @@ def _owner(scope: SpendScope) -> tuple[str, Any]:
 
 
 def _sum_of_query(query: PeriodSpendQuery, rows: Iterable[tuple[Any, ...]]) -> Decimal:
-    """Return the sum of rows of currency, statement month, corrected month, money and slot-seconds."""
+    """Return the sum of some rows: (currency, statement month, corrected month, money, slot-seconds)."""
     inside = [row for row in rows if query.start <= row[1] < query.end]
     if query.measure == BudgetMeasure.MONEY:
         return sum((money for currency, _, _, money, _ in inside if currency == query.scope.currency), ZERO)

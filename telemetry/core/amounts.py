@@ -13,11 +13,13 @@ import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
+from functools import lru_cache
 
 CENT = Decimal("0.01")
 MICRO = Decimal("0.000001")
 ZERO = Decimal(0)
 SECONDS_PER_HOUR = 3600
+HOURS_PER_MONTH = 730  # mean length of a month, for amounts "a month"
 
 # 50 digits are precise enough for the product of a price and a century of seconds.
 _EXACT = Context(prec=50, rounding=ROUND_HALF_EVEN)
@@ -36,6 +38,7 @@ def round_down(amount: Decimal, step: Decimal = CENT) -> Decimal:
     return amount.quantize(step, rounding=ROUND_FLOOR, context=_EXACT)
 
 
+@lru_cache(maxsize=4096)  # most GPUs of a model have the same whole days
 def value_between(start: datetime, end: datetime, per_hour: Decimal, since: datetime) -> Decimal:
     """Return the value of ``[start, end)`` at the price ``per_hour``, rounded to six decimals.
 

@@ -1,8 +1,9 @@
 """Calculate billing months and billing days in the organisation's time zone.
 
-A billing month has the name of a calendar month. Its zone is the last one whose first month is this month or
-an earlier month. The month ends at the local midnight that begins the next calendar month. It begins at the
-end of the month before. So months never overlap or leave a gap, even if the zone changes.
+A billing month has the name of a calendar month. The zone of a month is the newest zone that has begun: its
+first month is this month or an earlier month. The month ends at the local midnight that begins the next
+calendar month. It begins at the end of the month before. So months never overlap or leave a gap, even if the
+zone changes.
 
 A billing day is a local day of its month. It may have 23, 25 or another number of hours when clocks change.
 If the zone changes, the first day of the month is longer or shorter, because it begins where the last month

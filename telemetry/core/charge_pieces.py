@@ -78,8 +78,9 @@ def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[Char
     if start >= end:
         return []
     gpu = _floor_timeline(gpu)
-    cuts = _cut_points(gpu, start, end)
-    hard = {start, *_price_and_day_cuts(gpu, start, end)}
+    price_and_day_cuts = set(_price_and_day_cuts(gpu, start, end))
+    cuts = _cut_points(gpu, start, end, price_and_day_cuts)
+    hard = {start, *price_and_day_cuts}
     done: list[ChargePiece] = []
     open_: dict[ChargeKey, ChargePiece] = {}
     holds = _InForce(gpu.holds)
@@ -90,7 +91,7 @@ def charge_pieces(gpu: GpuTimeline, start: datetime, end: datetime) -> list[Char
             open_ = {}
             day, rate = gpu.calendar.day_of(low), _rate_at(gpu.rates, low)
         held = holds.at(low)
-        factors = _factors_at(held, low)
+        factors = _factors_at(held, low) if held else {}
         going: dict[ChargeKey, ChargePiece] = {}
         for owner, count in _slots_by_charge_key(gpu, held, bounds.at(low), low).items():
             before = open_.pop(owner, None)
@@ -230,9 +231,11 @@ def _price_and_day_cuts(gpu: GpuTimeline, start: datetime, end: datetime) -> Ite
             yield rate.since
 
 
-def _cut_points(gpu: GpuTimeline, start: datetime, end: datetime) -> list[datetime]:
+def _cut_points(
+    gpu: GpuTimeline, start: datetime, end: datetime, price_and_day_cuts: Iterable[datetime]
+) -> list[datetime]:
     """Return all times in ``[start, end]`` at which the state of the GPU may change, in order."""
-    moments: set[datetime | None] = {start, end, *_price_and_day_cuts(gpu, start, end)}
+    moments: set[datetime | None] = {start, end, *price_and_day_cuts}
     for hold in gpu.holds:
         moments |= {hold.start, hold.end, hold.lost_from}
         moments |= {factor.since for factor in hold.factors}

@@ -3,6 +3,9 @@
 Averages are not stored: code that reads the rollups derives them from the sums. A sample covers the time
 since the previous sample, at most ``SAMPLE_REACH_SECONDS``. Time that no sample covers is unknown: it counts
 as neither busy nor idle.
+
+Each term of a sum is rounded to a millionth, so that sums are exact in any order. ``rollup_arrays.py`` gives
+the same sums for many units at once.
 """
 
 from __future__ import annotations
@@ -10,10 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
+from telemetry.core.reading_bounds import GENERAL_POWER_LIMIT_W, max_energy_mj
+
 # A sample covers at most this time before its timestamp. With one sample every ten seconds, two lost samples
 # in a row leave no gap.
 SAMPLE_REACH_SECONDS = 30.0
-LOW_SM_ACTIVITY_PERCENT = 20.0  # busy time below this SM activity counts as inefficient
+# docs/telemetry.md defines these limits in the section "Rollups".
+BUSY_PERCENT = 5.0  # a unit is busy from this utilisation on
+LOW_SM_PERCENT = 20.0  # busy time is inefficient below this SM activity and below LOW_TENSOR_PERCENT
+LOW_TENSOR_PERCENT = 10.0
 HOUR = 3600
 DAY = 86_400
 
@@ -51,7 +59,9 @@ class UsageSums:
     """The usage of one unit by one allocation in one time bucket. A field is None if it was not measured.
 
     Percentages are summed as fractions times seconds. Example: a utilisation of 50 % for 10 seconds adds 5 to
-    ``utilisation_seconds``.
+    ``utilisation_seconds``. ``inefficient_seconds`` and ``sm_unmeasured_seconds`` are parts of
+    ``busy_seconds``. ``energy_faults`` is the number of intervals whose energy is unknown because of the
+    counter.
     """
 
     held_seconds: float = 0.0
@@ -61,12 +71,14 @@ class UsageSums:
     utilisation_max: float | None = None
     busy_seconds: float | None = None
     inefficient_seconds: float | None = None
+    sm_unmeasured_seconds: float | None = None
     idle_seconds: float | None = None
     empty_seconds: float | None = None
     sm_active_seconds: float | None = None
     tensor_active_seconds: float | None = None
     memory_used_max_mib: int | None = None
     energy_mj: int | None = None
+    energy_faults: int | None = None
 
 
 MAX_FIELDS = ("utilisation_max", "memory_used_max_mib")
@@ -74,7 +86,12 @@ SUM_FIELDS = tuple(entry.name for entry in fields(UsageSums) if entry.name not i
 
 
 def roll_up_readings(
-    readings: Sequence[UsageReading], held: Sequence[UnitHold], start: float, end: float
+    readings: Sequence[UsageReading],
+    held: Sequence[UnitHold],
+    start: float,
+    end: float,
+    *,
+    power_limit_w: float = GENERAL_POWER_LIMIT_W,
 ) -> dict[int | None, UsageSums]:
     """Return the usage in the time bucket ``[start, end)`` by allocation id.
 
@@ -83,10 +100,11 @@ def roll_up_readings(
 
     ``readings`` are sorted by ``ts``. They include the readings up to SAMPLE_REACH_SECONDS before and after
     the bucket. A reading just after the end is needed, because it covers the last seconds of the bucket.
+    ``power_limit_w`` is the power limit of the unit's GPU. It limits the energy between two readings.
     """
     uses: dict[int | None, UsageSums] = {}
     for owner, low, high in _split_by_holder(held, start, end):
-        uses.setdefault(owner, UsageSums()).held_seconds += high - low
+        uses.setdefault(owner, UsageSums()).held_seconds += _micros(low, high) / 1e6
     before: UsageReading | None = None
     for reading in readings:
         since = (
@@ -95,12 +113,19 @@ def roll_up_readings(
             else max(before.ts, reading.ts - SAMPLE_REACH_SECONDS)
         )
         low, high = max(since, start), min(reading.ts, end)
+        energy, is_fault = _energy_since(before, reading, power_limit_w)
         if low < high:
             for owner, first, last in _split_by_holder(held, low, high):
-                _add_reading(uses[owner], reading, last - first)
-                _add_energy(uses[owner], reading, before, last - first, since)
+                micros = _micros(first, last)
+                _add_reading(uses[owner], reading, micros)
+                # A reading may cover time of two buckets or of two allocations. Split its energy in
+                # proportion to the time.
+                _add_energy(uses[owner], energy, micros, _micros(since, reading.ts))
         if start <= reading.ts < end:
-            uses[_holder_at(held, reading.ts)].samples += 1
+            use = uses[_holder_at(held, reading.ts)]
+            use.samples += 1
+            if is_fault:
+                use.energy_faults = (use.energy_faults or 0) + 1
         before = reading
     return uses
 
@@ -154,15 +179,14 @@ def would_lose_coverage(before: float, after: float) -> bool:
     return after < before - COVERAGE_TOLERANCE_SECONDS
 
 
-def energy_between(before: int | None, after: int | None) -> int | None:
-    """Return the millijoules used between two readings of the energy counter; None if a reading is unknown.
+def energy_between(before: int, after: int, seconds: float, power_limit_w: float) -> int | None:
+    """Return the millijoules used between two readings of the energy counter, ``seconds`` apart.
 
-    The counter restarts at zero when the driver is loaded. If ``after`` is smaller than ``before``, the
-    result is therefore ``after``.
+    The result is None if the counter fell, because it restarts when the driver is loaded or the GPU is reset.
+    It is also None if the counter grew by more than a GPU with this power limit can use.
     """
-    if before is None or after is None:
-        return None
-    return after - before if after >= before else after
+    used = after - before
+    return used if 0 <= used <= max_energy_mj(power_limit_w, seconds) else None
 
 
 def _split_by_holder(
@@ -195,7 +219,7 @@ def _limit_coverage(use: UsageSums, seconds: float) -> UsageSums:
     scaled = replace(use)
     for name in SUM_FIELDS:
         value = getattr(use, name)
-        if name not in ("held_seconds", "samples") and value is not None:
+        if name not in ("held_seconds", "samples", "energy_faults") and value is not None:
             setattr(scaled, name, round(value * share) if name == "energy_mj" else value * share)
     return scaled
 
@@ -204,22 +228,28 @@ def _holder_at(held: Sequence[UnitHold], moment: float) -> int | None:
     return next((hold.allocation for hold in held if hold.start <= moment < hold.end), None)
 
 
-def _add_reading(use: UsageSums, reading: UsageReading, seconds: float) -> None:
-    """Add the ``seconds`` that ``reading`` covers to the sums.
+def _micros(start: float, end: float) -> int:
+    return round((end - start) * 1e6)
 
-    If the activity is known, the seconds count in exactly one of busy, idle and empty.
+
+def _add_reading(use: UsageSums, reading: UsageReading, micros: int) -> None:
+    """Add the time that ``reading`` covers, in microseconds, to the sums.
+
+    If the activity is known, the time counts in exactly one of busy, idle and empty.
     """
+    seconds = micros / 1e6
     use.covered_seconds += seconds
     kind = _activity_kind(reading)
     if kind is not None:
         for name in ("busy_seconds", "idle_seconds", "empty_seconds"):
             setattr(use, name, (getattr(use, name) or 0.0) + (seconds if name == kind else 0.0))
-    if kind == "busy_seconds" and reading.sm_active is not None:
-        little = seconds if reading.sm_active < LOW_SM_ACTIVITY_PERCENT else 0.0
-        use.inefficient_seconds = (use.inefficient_seconds or 0.0) + little
-    _add_weighted(use, "utilisation_seconds", reading.utilisation, seconds)
-    _add_weighted(use, "sm_active_seconds", reading.sm_active, seconds)
-    _add_weighted(use, "tensor_active_seconds", reading.tensor_active, seconds)
+    if kind == "busy_seconds":
+        judged = _efficiency_kind(reading)
+        for name in ("inefficient_seconds", "sm_unmeasured_seconds"):
+            setattr(use, name, (getattr(use, name) or 0.0) + (seconds if name == judged else 0.0))
+    _add_weighted(use, "utilisation_seconds", reading.utilisation, micros)
+    _add_weighted(use, "sm_active_seconds", reading.sm_active, micros)
+    _add_weighted(use, "tensor_active_seconds", reading.tensor_active, micros)
     if reading.utilisation is not None:
         use.utilisation_max = max(use.utilisation_max or 0.0, reading.utilisation)
     if reading.memory_used_mib is not None:
@@ -230,27 +260,46 @@ def _activity_kind(reading: UsageReading) -> str | None:
     """Return the name of the sum to which the reading's time is added; None if the activity is unknown."""
     # NVML reports no utilisation for MIG slices: use SM activity.
     activity = reading.utilisation if reading.utilisation is not None else reading.sm_active
-    if activity is not None and activity > 0:
+    if activity is not None and activity >= BUSY_PERCENT:
         return "busy_seconds"
     if reading.processes == 0:
         return "empty_seconds"
     return None if activity is None else "idle_seconds"
 
 
-def _add_energy(
-    use: UsageSums, reading: UsageReading, before: UsageReading | None, seconds: float, since: float
-) -> None:
-    used = energy_between(before.energy_mj if before else None, reading.energy_mj)
-    if used is None or before is None or reading.ts - before.ts > SAMPLE_REACH_SECONDS:
-        return
-    # A reading may cover time of two buckets or two allocations. Split its energy in proportion to the time.
-    share = seconds / (reading.ts - since) if reading.ts > since else 0.0
-    use.energy_mj = (use.energy_mj or 0) + round(used * share)
+def _efficiency_kind(reading: UsageReading) -> str | None:
+    """Return the name of the sum to which busy time is added; None if the time is productive.
+
+    Much tensor activity makes time productive, even if SM activity is low or unknown.
+    """
+    if reading.tensor_active is not None and reading.tensor_active >= LOW_TENSOR_PERCENT:
+        return None
+    if reading.sm_active is None:
+        return "sm_unmeasured_seconds"
+    return "inefficient_seconds" if reading.sm_active < LOW_SM_PERCENT else None
 
 
-def _add_weighted(use: UsageSums, name: str, percent: float | None, seconds: float) -> None:
+def _energy_since(
+    before: UsageReading | None, reading: UsageReading, power_limit_w: float
+) -> tuple[int | None, bool]:
+    """Return the millijoules since the previous reading, and True if the counter makes them unknown."""
+    if before is None or before.energy_mj is None or reading.energy_mj is None:
+        return None, False
+    seconds = _micros(before.ts, reading.ts) / 1e6
+    if seconds > SAMPLE_REACH_SECONDS:
+        return None, False
+    used = energy_between(before.energy_mj, reading.energy_mj, seconds, power_limit_w)
+    return used, used is None
+
+
+def _add_energy(use: UsageSums, energy_mj: int | None, micros: int, of_micros: int) -> None:
+    if energy_mj is not None:
+        use.energy_mj = (use.energy_mj or 0) + round(energy_mj * float(micros) / of_micros)
+
+
+def _add_weighted(use: UsageSums, name: str, percent: float | None, micros: int) -> None:
     if percent is not None:
-        setattr(use, name, (getattr(use, name) or 0.0) + percent / 100.0 * seconds)
+        setattr(use, name, (getattr(use, name) or 0.0) + round(percent * micros / 100.0) / 1e6)
 
 
 def _add_known(one: float | None, other: float | None) -> float | None:

@@ -1,4 +1,8 @@
-"""Find the projects and dedicated pools for which a cost centre pays."""
+"""Find the projects and dedicated pools for which a cost centre pays.
+
+A ``Payer`` is such a project or pool. A split states which cost centres pay for a payer from a date on, with
+their shares.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,10 @@ from telemetry.models import CostCentreShare
 
 
 def periods_of(code: str) -> list[tuple[Payer, SplitPeriod]]:
-    """Return (payer, period) of each split with a cost centre, in order of time. Runs two queries."""
+    """Return (payer, period) of each split in which a cost centre has a share, in order of time.
+
+    Runs two queries.
+    """
     payers, splits = _splits_with(code)
     found = [
         (payer, period)
@@ -23,12 +30,15 @@ def periods_of(code: str) -> list[tuple[Payer, SplitPeriod]]:
 
 
 def paid_from(code: str, moment: datetime) -> set[Payer]:
-    """Return the payers for which a cost centre pays at ``moment`` or later."""
+    """Return the projects and pools for which a cost centre pays at ``moment`` or later."""
     return {payer for payer, period in periods_of(code) if period.end is None or period.end > moment}
 
 
 def unsettled_payers(before: datetime) -> set[Payer]:
-    """Return the payers with a split that begins before a time and that charging has not applied yet."""
+    """Return the projects and pools with a split that charging has not applied yet.
+
+    Only splits that begin before ``before`` count.
+    """
     rows = CostCentreShare.objects.filter(settledshare=None, valid_from__lt=before)
     return {Payer(project, pool) for project, pool in rows.values_list("project_id", "pool_id")}
 

@@ -12,7 +12,7 @@ from scheduler.core.model.slots import SLOTS_PER_GPU
 from telemetry.core.csv_text import CsvDialect, csv_line, with_end_line
 from telemetry.exports.export_model import ExportOptions, ExportScope, MonthState, month_state
 from telemetry.exports.export_rows import ExportedCharge, export_charges, export_entries
-from telemetry.money.statement_export import CSV_COLUMNS, csv_cells, statement_csv
+from telemetry.money.statement_export import csv_cells, csv_columns, statement_csv
 
 LINES_PER_PART = 500
 # Columns that every file has: the state of the month, and whose charges the file contains.
@@ -35,13 +35,14 @@ TRACE_COLUMNS = ("allocation", "corrects", "corrected_month", "simulated", "curr
 def statement_file(month: date, scope: ExportScope, options: ExportOptions) -> Iterator[bytes]:
     """Yield the statement lines of a month as CSV.
 
-    A month that was closed with digest format 1 keeps the file whose digest its statement stores.
+    If a month was closed with digest format 1, its statement stores the digest of this file. The file of such
+    a month has the same bytes as at the close.
     """
     state = month_state(month, options.currency)
     if scope.is_whole and state.is_closed and state.statement and state.statement.digest_format == 1:
         yield statement_csv(month).encode()
         return
-    names = [name for name in CSV_COLUMNS if name != "cost" or scope.with_cost]
+    names = [name for name in csv_columns(state.file_format) if name != "cost" or scope.with_cost]
     entries = export_entries(month, scope, state)
     rows = ([csv_cells(month, entry)[name] for name in names] for entry in entries)
     yield from _file(names, rows, scope, state, options.dialect)

@@ -16,6 +16,7 @@ from django.db.models import QuerySet
 from telemetry.core.csv_text import PLAIN_CSV, CsvDialect
 from telemetry.models import Charge, ChargeCell, CostCentreStatement, Statement, StatementState
 from telemetry.money.adjusting.approved_rows import ApprovedAdjustment
+from telemetry.money.statement_export import format_of_files
 from telemetry.reads.statement_document import DocumentRow, StatementDocument
 
 CLOSED, PROVISIONAL = "closed", "provisional"
@@ -43,7 +44,7 @@ class ExportScope:
 
 
 def no_sentence(code: str, numbers: Mapping[str, Any]) -> str:
-    """Return the code itself."""
+    """Return the code instead of a sentence, for exports that need no sentences."""
     return code
 
 
@@ -71,9 +72,9 @@ class DocumentTexts:
 class ExportOptions:
     """The options of an export.
 
-    ``currency`` is that of the month. ``issuer``, the name of the organisation, is that of an open month.
+    ``currency`` is the currency of the month. ``issuer`` is the organisation's name, for an open month.
     ``cause_sentence`` turns the cause of a correction into a sentence. ``texts`` are needed for statements of
-    cost centres. ``document_currency`` is that of the statement, for kinds with ``one_cost_centre``.
+    cost centres. ``document_currency`` is the currency of the statement, for kinds with ``one_cost_centre``.
     """
 
     dialect: CsvDialect = PLAIN_CSV
@@ -116,6 +117,11 @@ class MonthState:
     def closed_at(self) -> datetime | None:
         """Return the time of the close; None for an open month."""
         return self.statement.closed_at if self.is_closed and self.statement else None
+
+    @property
+    def file_format(self) -> int:
+        """Return the format of the files of the month, as in ``telemetry.money.statement_export``."""
+        return format_of_files(self.statement)
 
     @property
     def label(self) -> str:

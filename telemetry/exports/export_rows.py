@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import Sum
 
@@ -22,8 +21,7 @@ LINES_PER_FETCH = 5_000  # charge lines that are read from the database at once
 SUM_COLUMNS = ("slot_seconds", "covered_slot_seconds", "used_slot_seconds", "charged_cents", "cost_cents")
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedCharge:
+class ExportedCharge(NamedTuple):
     """A charge line with the columns that exports show. Amounts have six decimals."""
 
     id: int
@@ -139,4 +137,4 @@ def export_charges(month: date, scope: ExportScope) -> Iterator[ExportedCharge]:
         chunk_size=LINES_PER_FETCH
     )
     for row in rows:
-        yield ExportedCharge(*[*row[:-1], corrected_month(month, row[-1])])
+        yield ExportedCharge._make((*row[:-1], corrected_month(month, row[-1])))

@@ -11,7 +11,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -25,15 +25,15 @@ from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.core.currencies import decimals_of
 from telemetry.exports.export_model import ExportOptions, ExportScope, month_state
 from telemetry.exports.export_rows import export_adjustments, export_charges, export_entries
+from telemetry.exports.row_sheet import Column, RowSheet, RowWriter, plain_text
 from telemetry.money.billing_months import month_bounds
+from telemetry.money.statement_export import csv_columns
 from telemetry.money.statement_lines import StatementEntry
 from telemetry.reads.chargeback import group_names
 from telemetry.reads.corrections import correction_blocks
 
 PART_BYTES = 1 << 18
 MAX_SHEET_LINES = 1_000_000  # the format allows 1,048,576 rows
-FIRST_DAY_OF_FORMAT = datetime(1899, 12, 30, tzinfo=UTC)
-SECONDS_PER_DAY = 86_400
 SUMMARY_SHEET, LINES_SHEET, CHARGES_SHEET = "Summary", "Statement lines", "Charge lines"
 NUMBER_FORMATS = {
     "text": "",
@@ -51,16 +51,6 @@ OPTIONS = {
     "strings_to_urls": False,
 }
 
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a sheet. ``form`` is a name of ``NUMBER_FORMATS``, ``money`` or ``month``."""
-
-    label: str
-    form: str
-    width: int = 14
-
-
 SUMMARY_COLUMNS = (
     Column("cost_centre", "text", 30),
     Column("gpu_hours", "hours"),
@@ -77,6 +67,7 @@ ENTRY_COLUMNS = (
     Column("workload_type", "text"),
     Column("model", "text", 18),
     Column("bucket", "text", 18),
+    Column("billing_mode", "text"),
     Column("corrected_month", "month"),
     Column("gpu_hours", "hours"),
     Column("covered_share", "share"),
@@ -155,6 +146,12 @@ class ChargeWorkbook:
     def __init__(self, file: Any, month: date, scope: ExportScope, options: ExportOptions) -> None:
         self.month, self.scope, self.options = month, scope, options
         self.state = month_state(month, options.currency)
+        names = csv_columns(self.state.file_format)
+        self.entry_columns = tuple(
+            column
+            for column in ENTRY_COLUMNS
+            if column.label in names and (column.label != "cost" or scope.with_cost)
+        )
         self.entries = sorted(export_entries(month, scope, self.state), key=_centre)
         self.line_range = LineRange(1, max(1, len(self.entries)))
         self.book = Workbook(file, OPTIONS)
@@ -177,22 +174,33 @@ class ChargeWorkbook:
     def write(self) -> None:
         """Write all sheets."""
         # Sheets are shown in the order in which they are added.
-        sheets = {name: self.book.add_worksheet(name) for name in (SUMMARY_SHEET, LINES_SHEET, CHARGES_SHEET)}
-        corrections = self.book.add_worksheet("Corrections")
+        sheets = {name: self._add_sheet(name) for name in (SUMMARY_SHEET, LINES_SHEET, CHARGES_SHEET)}
+        corrections = self._add_sheet("Corrections")
         adjustments = export_adjustments(self.scope, self.state)
-        # A month without adjustments has the sheets of the version that closed it.
-        adjusted = self.book.add_worksheet("Adjustments") if adjustments else None
-        checks = self.book.add_worksheet("Checks")
+        # Older versions wrote no such sheet. Without adjustments it is left out, so that files of old months
+        # stay equal.
+        adjusted = self._add_sheet("Adjustments") if adjustments else None
+        checks = self._add_sheet("Checks")
         totals = self._write_summary(sheets[SUMMARY_SHEET])
         self._write_entries(sheets[LINES_SHEET])
         count = self._write_charges(sheets[CHARGES_SHEET])
         self._write_corrections(corrections)
         if adjusted is not None:
-            self._write_head(adjusted, ADJUSTMENT_COLUMNS)
+            writer = self._row_writer(adjusted, ADJUSTMENT_COLUMNS)
             for row, adjustment in enumerate(adjustments, 1):
-                self._write_row(adjusted, row, ADJUSTMENT_COLUMNS, adjustment)
+                writer.write(row, adjustment)
         self._write_checks(checks, totals, count)
         self.book.close()
+
+    def _add_sheet(self, name: str) -> RowSheet:
+        sheet = self.book.add_worksheet(name, RowSheet)
+        assert isinstance(sheet, RowSheet)
+        return sheet
+
+    def _row_writer(self, sheet: RowSheet, columns: tuple[Column, ...]) -> RowWriter:
+        """Write the heading of a sheet, and return the writer of its rows."""
+        self._write_head(sheet, columns)
+        return RowWriter(sheet, columns, self.formats)
 
     def _write_summary(self, sheet: Worksheet) -> dict[str, str]:
         """Write the totals of each cost centre and currency. Return the cell of the total by currency."""
@@ -260,7 +268,7 @@ class ChargeWorkbook:
         return facts
 
     def _column(self, name: str) -> str:
-        return self.line_range.column(next(n for n, c in enumerate(ENTRY_COLUMNS) if c.label == name))
+        return self.line_range.column(next(n for n, c in enumerate(self.entry_columns) if c.label == name))
 
     def _write_sum(
         self,
@@ -290,7 +298,10 @@ class ChargeWorkbook:
         result: Decimal,
         currency_column: int,
     ) -> None:
-        """Write the sum of ``rows`` of the cell's column, for the currency in the cell's row."""
+        """Write a formula into ``cell``: the sum of ``rows`` in its column.
+
+        Only rows with the currency in the cell's own row count.
+        """
 
         def cells(column: int) -> str:
             name = xl_col_to_name(column)
@@ -309,13 +320,12 @@ class ChargeWorkbook:
         sheet.freeze_panes(row + 1, 0)
         sheet.repeat_rows(row)
 
-    def _write_entries(self, sheet: Worksheet) -> None:
+    def _write_entries(self, sheet: RowSheet) -> None:
         """Write the statement lines, by cost centre. The formulas of the summary refer to these rows."""
-        columns = tuple(column for column in ENTRY_COLUMNS if column.label != "cost" or self.scope.with_cost)
-        self._write_head(sheet, columns)
-        row = 0
+        columns = self.entry_columns
+        writer, row = self._row_writer(sheet, columns), 0
         for row, entry in enumerate(self.entries, 1):
-            self._write_row(sheet, row, columns, entry)
+            writer.write(row, entry)
         if self.entries:
             sheet.autofilter(0, 0, row, len(columns) - 1)
         for total, currency in enumerate(self.currencies, row + 2):
@@ -331,36 +341,19 @@ class ChargeWorkbook:
         """Return the sum of ``amount`` or ``cost`` of the statement lines in a currency."""
         return sum((getattr(each, name) for each in self.entries if each.currency == currency), ZERO)
 
-    def _write_charges(self, sheet: Worksheet) -> int:
+    def _write_charges(self, sheet: RowSheet) -> int:
         """Write the charge lines. Return their number."""
         columns = tuple(column for column in CHARGE_COLUMNS if column.label != "cost" or self.scope.with_cost)
-        self._write_head(sheet, columns)
-        row = count = 0
+        writer, row, count = self._row_writer(sheet, columns), 0, 0
         for line in export_charges(self.month, self.scope):
             if row == MAX_SHEET_LINES:
-                sheet, row = self.book.add_worksheet(f"{CHARGES_SHEET} {count // MAX_SHEET_LINES + 1}"), 0
-                self._write_head(sheet, columns)
+                sheet = self._add_sheet(f"{CHARGES_SHEET} {count // MAX_SHEET_LINES + 1}")
+                writer, row = self._row_writer(sheet, columns), 0
             row += 1
             count += 1
             self._exact[line.currency or self.state.currency] += line.charged
-            self._write_row(sheet, row, columns, line)
+            writer.write(row, line)
         return count
-
-    def _write_row(self, sheet: Worksheet, row: int, columns: tuple[Column, ...], values: Any) -> None:
-        """Write the attributes of ``values`` that have the names of the columns."""
-        for number, column in enumerate(columns):
-            value = getattr(values, column.label)
-            if value is None or value == "":
-                continue
-            if column.form == "text":
-                _write_text(sheet, row, number, value)
-            elif column.form == "month":
-                sheet.write_string(row, number, f"{value:%Y-%m}")
-            elif column.form == "time":
-                sheet.write_number(row, number, _day_number(value), self.formats["time"])
-            else:
-                form = values.currency if column.form == "money" else column.form
-                sheet.write_number(row, number, float(value), self.formats[form])
 
     def _write_corrections(self, sheet: Worksheet) -> None:
         """Write the corrections of closed months by cost centre, with the facts that caused them."""
@@ -413,18 +406,10 @@ def _money_format(currency: str) -> str:
 
 
 def _centre(entry: StatementEntry) -> tuple[str, bool]:
-    """Return the sort key of a statement line. Its corrections follow the other lines of a cost centre."""
+    """Return the sort key of a statement line: by cost centre, and its corrections after its other lines."""
     return entry.cost_centre, entry.corrected_month is not None
 
 
 def _write_text(sheet: Worksheet, row: int, column: int, text: str) -> None:
-    """Write a text as a string, never as a formula.
-
-    XlsxWriter takes a text between ``<r>`` and ``</r>`` as XML. An apostrophe before it makes it text.
-    """
-    sheet.write_string(row, column, f"'{text}" if text.startswith("<r>") else text)
-
-
-def _day_number(at: datetime) -> float:
-    """Return a time (UTC) as days since the first day of the format."""
-    return (at - FIRST_DAY_OF_FORMAT).total_seconds() / SECONDS_PER_DAY
+    """Write a text as a string, never as a formula."""
+    sheet.write_string(row, column, plain_text(text))

@@ -18,6 +18,7 @@ from kombu.exceptions import OperationalError
 
 from agent.protocol import Health, RunSeen, SampleBatch, StraySeen
 from scheduler.models import Gpu, Host
+from telemetry.dcgm import xid_events
 from telemetry.health import stray_processes
 from telemetry.health.rules import CLOSING_ACTIONS
 from telemetry.ingest.redis_client import redis_client
@@ -63,8 +64,9 @@ def committed_sequence(host_id: int) -> int:
 def record_health_event(host_id: int, health: Health, now: datetime) -> bool:
     """Store one hardware event and wake the health worker. Return False if the event was already stored.
 
-    If the timestamp of the event is in the future, the time of arrival is stored. If the host does not have
-    the event's GPU, the event is stored without a GPU.
+    An XID that dcgm-exporter reported first is already stored. If the timestamp of the event is in the
+    future, the time of arrival is stored. If the host does not have the event's GPU, the event is stored
+    without a GPU.
     """
     at = min(_to_datetime(health.ts, now), now)
     # A host that moved to another pool has several rows for one GPU. Prefer the row that is not retired.
@@ -73,17 +75,14 @@ def record_health_event(host_id: int, health: Health, now: datetime) -> bool:
         .order_by(F("retired_at").desc(nulls_first=True), "-pk")
         .first()
     )
+    event_id, code = health.event_id[:80], health.code[:40]
+    reported = {"source": health.source[:20], "detail": health.detail[:1000]}
+    if xid_events.replace_event(host_id, gpu, event_id=event_id, code=code, at=at, **reported):
+        return False
     _, created = HealthEvent.objects.get_or_create(
         host_id=host_id,
-        event_id=health.event_id[:80],
-        defaults={
-            "gpu": gpu,
-            "source": health.source[:20],
-            "code": health.code[:40],
-            "detail": health.detail[:1000],
-            "at": at,
-            "received_at": now,
-        },
+        event_id=event_id,
+        defaults={"gpu": gpu, "code": code, "at": at, "received_at": now, **reported},
     )
     if created:
         transaction.on_commit(_wake_health_worker, robust=True)

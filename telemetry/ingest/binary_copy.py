@@ -13,18 +13,24 @@ from psycopg.types.range import TimestamptzRange
 from scheduler.models import Allocation
 from telemetry.ingest.stream_format import (
     FLOAT8,
+    INT8,
     PERCENT,
     READING_KINDS,
+    SPARSE_READING_KINDS,
     DecodedBatch,
     Floats,
     Ints,
 )
 
 READING_COLUMN_TYPES = tuple(FLOAT8 if kind == PERCENT else kind for kind in READING_KINDS.values())
+SPARSE_COLUMN_TYPES = (*SPARSE_READING_KINDS.values(), INT8)
 SAMPLE_COLUMNS = ("unit_id", "ts", "allocation_id", *READING_KINDS)
-COPY_SAMPLES_SQL = f"COPY telemetry_sample ({', '.join(SAMPLE_COLUMNS)}) FROM STDIN (FORMAT BINARY)"
+SPARSE_COLUMNS = (*SPARSE_READING_KINDS, "dcgm_readings")
+_COPY_SQL = "COPY telemetry_sample ({}) FROM STDIN (FORMAT BINARY)"
+COPY_SAMPLES_SQL = _COPY_SQL.format(", ".join(SAMPLE_COLUMNS))
+_COPY_SPARSE_SQL = _COPY_SQL.format(", ".join((*SAMPLE_COLUMNS, *SPARSE_COLUMNS)))
 _POSTGRES_EPOCH_SECONDS = 946_684_800  # 2000-01-01 in seconds since 1970
-_BINARY_FORMATS = {"int4": (">i4", 4), "int8": (">i8", 8), "float8": (">f8", 8)}
+_BINARY_FORMATS = {"int4": (">i4", 4), "int8": (">i8", 8), "float4": (">f4", 4), "float8": (">f8", 8)}
 _COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 # The number of bits for a time in microseconds: 2**44 microseconds are 203 days. A sortable integer has the
 # position of a unit in its high bits and a time in these low bits.
@@ -32,17 +38,50 @@ _TIMESTAMP_BITS = 44
 
 
 def copy_samples(batches: Sequence[DecodedBatch]) -> None:
-    """Insert the valid rows of the batches. Each row gets the allocation that held the unit at its time."""
+    """Insert the valid rows of the batches. Each row gets the allocation that held the unit at its time.
+
+    Most rows have none of the sparse readings. They are copied without these columns, because each column
+    takes time even if it is NULL.
+    """
+    if not any(len(batch.units) for batch in batches):
+        return
     units = np.concatenate([batch.units for batch in batches])
     values = np.concatenate([batch.values for batch in batches])
+    allocations = allocations_at(units, values[:, 0])
+    sparse = _sparse_columns(batches)
+    if sparse is None:
+        _copy(units, allocations, values, COPY_SAMPLES_SQL, READING_COLUMN_TYPES)
+        return
+    full = ~np.isnan(sparse).all(axis=1)
+    _copy(units[~full], allocations[~full], values[~full], COPY_SAMPLES_SQL, READING_COLUMN_TYPES)
+    wide = np.hstack([values[full], sparse[full]])
+    types = (*READING_COLUMN_TYPES, *SPARSE_COLUMN_TYPES)
+    _copy(units[full], allocations[full], wide, _COPY_SPARSE_SQL, types)
+
+
+def _copy(units: Ints, allocations: Ints, values: Floats, sql: str, reading_types: Sequence[str]) -> None:
     if not len(units):
         return
-    allocations = allocations_at(units, values[:, 0])
-    with connection.cursor() as cursor, cursor.copy(COPY_SAMPLES_SQL) as copy:
+    with connection.cursor() as cursor, cursor.copy(sql) as copy:
         copy.write(_COPY_SIGNATURE)
-        for chunk in _binary_rows(units, allocations, values):
+        for chunk in _binary_rows(units, allocations, values, reading_types):
             copy.write(chunk)
         copy.write(b"\xff\xff")
+
+
+def _sparse_columns(batches: Sequence[DecodedBatch]) -> Floats | None:
+    """Return the SPARSE_COLUMNS of all rows; None if no row has a value."""
+    if all(batch.sparse is None for batch in batches):
+        return None
+    parts = []
+    for batch in batches:
+        part = np.full((len(batch.units), len(SPARSE_COLUMNS)), np.nan)
+        if batch.sparse is not None:
+            part[:, :-1] = batch.sparse
+        if batch.dcgm_bits is not None:
+            part[:, -1] = batch.dcgm_bits
+        parts.append(part)
+    return np.concatenate(parts)
 
 
 def allocations_at(units: Ints, moments: Floats) -> Ints:
@@ -87,8 +126,10 @@ def _microseconds_since(moment: datetime, base: int) -> int:
     return round((moment.timestamp() - base) * 1_000_000)
 
 
-def _binary_rows(units: Ints, allocations: Ints, values: Floats) -> Iterable[bytes]:
-    """Yield rows in PostgreSQL's binary COPY format.
+def _binary_rows(
+    units: Ints, allocations: Ints, values: Floats, reading_types: Sequence[str]
+) -> Iterable[bytes]:
+    """Yield rows in PostgreSQL's binary COPY format. ``reading_types`` are the types of ``values`` after ts.
 
     Rows with the same NULL columns have the same layout and are encoded together.
     """
@@ -97,7 +138,7 @@ def _binary_rows(units: Ints, allocations: Ints, values: Floats) -> Iterable[byt
     shapes, shape_of = np.unique(missing, axis=0, return_inverse=True)
     for number, shape in enumerate(shapes):
         rows = np.flatnonzero(shape_of.reshape(-1) == number)
-        kinds = ("int8", "int8", "int8", *READING_COLUMN_TYPES)
+        kinds = ("int8", "int8", "int8", *reading_types)
         columns = [units[rows], micros[rows], allocations[rows], *values[rows, 1:].T]
         absent = [False, False, *shape.tolist()]
         layout: list[tuple[str, str]] = [("fields", ">i2")]

@@ -35,15 +35,23 @@ def insert_new_batches(batches: Sequence[DecodedBatch]) -> list[DecodedBatch]:
         return []
     ordered = [first[key] for key in sorted(first)]
     columns = [
-        (each.received, each.host, each.sequence, len(each.units), each.rejected, *_sample_span(each))
+        (
+            each.received,
+            each.host,
+            each.sequence,
+            len(each.units),
+            each.rejected,
+            *_sample_span(each),
+            None if each.refused_until is None else datetime.fromtimestamp(each.refused_until, UTC),
+        )
         for each in ordered
     ]
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO telemetry_batch"
-            " (received_at, host_id, sequence, rows, rejected_rows, first_sample, last_sample)"
+            " (received_at, host_id, sequence, rows, rejected_rows, first_sample, last_sample, refused_until)"
             " SELECT * FROM unnest(%s::timestamptz[], %s::bigint[], %s::bigint[], %s::int[], %s::int[],"
-            " %s::timestamptz[], %s::timestamptz[])"
+            " %s::timestamptz[], %s::timestamptz[], %s::timestamptz[])"
             " ON CONFLICT (host_id, sequence) DO NOTHING RETURNING host_id, sequence",
             [list(column) for column in zip(*columns, strict=True)],
         )
@@ -166,9 +174,8 @@ def _advance(marks: dict[int, _Watermark], now: datetime) -> None:
     refresh_host_hours({host for host, mark in marks.items() if _hour_of(mark) != hours_before[host]})
 
 
-_StoredBatch = tuple[
-    int, datetime, datetime | None, datetime | None
-]  # sequence, received, first, last sample
+# sequence, received, first sample, last sample, end of the refused samples
+_StoredBatch = tuple[int, datetime, datetime | None, datetime | None, datetime | None]
 
 
 def _batches_above_watermarks(hosts: Iterable[int]) -> dict[int, list[_StoredBatch]]:
@@ -176,7 +183,7 @@ def _batches_above_watermarks(hosts: Iterable[int]) -> dict[int, list[_StoredBat
     found: dict[int, list[_StoredBatch]] = defaultdict(list)
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT b.host_id, b.sequence, b.received_at, b.first_sample, b.last_sample"
+            "SELECT b.host_id, b.sequence, b.received_at, b.first_sample, b.last_sample, b.refused_until"
             " FROM telemetry_batch b"
             " JOIN telemetry_samplewatermark w ON w.host_id = b.host_id AND b.sequence > w.sequence"
             " WHERE b.host_id = ANY(%s) ORDER BY b.host_id, b.sequence",
@@ -192,14 +199,35 @@ def _pass_batches(
 ) -> list[SampleGap]:
     """Advance one watermark to the batch before the first that must wait. Return the unsaved new gaps."""
     gaps: list[SampleGap] = []
-    for sequence, received, first_sample, last_sample in batches:
+    for sequence, received, first_sample, last_sample, refused_until in batches:
         if sequence > mark.sequence + 1 and now - received < MISSING_BATCH_TIMEOUT:
             break
-        gaps += _gaps_before(host, mark, sequence, first_sample or received)
+        gaps += _gaps_before(host, mark, sequence, first_sample or refused_until or received)
         mark.sequence, mark.agent_instance = sequence, mark.host_instance
-        if last_sample is not None:
-            mark.sampled_until = max(mark.sampled_until or last_sample, last_sample)
+        if refused_until is not None:
+            _extend_clock_gap(host, mark, last_sample, refused_until, gaps)
+        known = [moment for moment in (mark.sampled_until, last_sample, refused_until) if moment]
+        mark.sampled_until = max(known, default=None)
     return gaps
+
+
+def _extend_clock_gap(
+    host: int, mark: _Watermark, last_sample: datetime | None, end: datetime, gaps: list[SampleGap]
+) -> None:
+    """Add the time of refused samples to ``gaps``, or to the last gap of the host if the two adjoin."""
+    start = mark.known_until
+    if last_sample is not None and last_sample < end:
+        start = max(start, last_sample)
+    if end <= start:
+        return
+    if gaps and gaps[-1].cause == SampleGap.Cause.CLOCK and gaps[-1].end == start:
+        gaps[-1].end = end
+        return
+    stored = SampleGap.objects.filter(host=host, cause=SampleGap.Cause.CLOCK, end=start).first()
+    if stored is not None:
+        start = stored.start
+        stored.delete()
+    gaps.append(SampleGap(host_id=host, cause=SampleGap.Cause.CLOCK, start=start, end=end))
 
 
 def _hour_of(mark: _Watermark) -> int | None:

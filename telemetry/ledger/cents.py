@@ -17,6 +17,7 @@ from django.db import connection
 from telemetry.core.amounts import round_amount
 from telemetry.core.currencies import decimals_of, smallest_unit
 from telemetry.ledger.days import UPDATES_OF_DAYS, day_differences
+from telemetry.ledger.people import UPDATE_PEOPLE, person_differences
 
 _CURRENCIES = """
 SELECT DISTINCT currency FROM telemetry_statementline WHERE statement_id = %(statement)s ORDER BY currency"""
@@ -137,12 +138,14 @@ def assign_cents(statement: int) -> None:
             unit = smallest_unit(values["currency"])
             values["cost_raised"] = round_amount(cost, unit) / unit - cost_floors
             values["charged_raised"] = round_amount(charged, unit) / unit - charged_floors
-            for query in (_ASSIGN_TO_LINES, _ASSIGN_TO_CELLS, *UPDATES_OF_DAYS, _SUM_OF_CELLS):
+            for query in (_ASSIGN_TO_LINES, _ASSIGN_TO_CELLS, *UPDATES_OF_DAYS, UPDATE_PEOPLE, _SUM_OF_CELLS):
                 cursor.execute(query, values)
 
 
 def cent_differences(statement: int) -> list[str]:
-    """Return a sentence for each difference between cents of lines, cells, days and the month's totals."""
+    """Return a sentence for each difference between cents: lines, cells, sums per day and per person, and
+    totals.
+    """
     with connection.cursor() as cursor:
         cursor.execute(_CENT_DIFFERENCES, {"statement": statement})
         found = [
@@ -158,7 +161,7 @@ def cent_differences(statement: int) -> list[str]:
             for name, exact, cents in (("cost", cost, cost_cents), ("charged", charged, charged_cents)):
                 if round_amount(exact, unit) != cents:
                     found.append(f"total {name} in {currency}: {exact} and lines {cents}")
-    return found + day_differences(statement)
+    return found + day_differences(statement) + person_differences(statement)
 
 
 def _values_by_currency(cursor: Any, statement: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Keep the sums of each statement line and of each statement per day."""
+"""Keep the daily sums of each statement line, and of each statement."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ SET slot_seconds = EXCLUDED.slot_seconds, charged_cents = EXCLUDED.charged_cents
 WHERE (known.slot_seconds, known.charged_cents, scale(known.charged_cents))
     IS DISTINCT FROM (EXCLUDED.slot_seconds, EXCLUDED.charged_cents, scale(EXCLUDED.charged_cents))"""
 
-# The totals of the days on which these lines have time.
+# The totals of the days on which these lines have time. These days are materialised: without statistics of
+# the tables, they could be computed anew for each day of each line.
 _UPDATE_TOTALS = """
+WITH due_days AS MATERIALIZED (
+    SELECT DISTINCT due.day
+    FROM telemetry_statementlineday due JOIN telemetry_statementline line ON line.id = due.line_id
+    WHERE line.statement_id = %(statement)s AND line.due)
 INSERT INTO telemetry_statementday AS known (statement_id, day, currency, slot_seconds, charged_cents)
 SELECT days.statement_id, days.day, line.currency,
     coalesce(sum(days.slot_seconds)
         FILTER (WHERE line.bucket IN ('used', 'reserved_unused') AND NOT line.idle_share), 0),
     sum(days.charged_cents)
 FROM telemetry_statementlineday days JOIN telemetry_statementline line ON line.id = days.line_id
-WHERE days.statement_id = %(statement)s AND line.currency = %(currency)s AND days.day IN (
-    SELECT due.day
-    FROM telemetry_statementlineday due JOIN telemetry_statementline line ON line.id = due.line_id
-    WHERE line.statement_id = %(statement)s AND line.due)
+WHERE days.statement_id = %(statement)s AND line.currency = %(currency)s
+    AND days.day IN (SELECT day FROM due_days)
 GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
 ON CONFLICT (statement_id, day, currency) DO UPDATE
 SET slot_seconds = EXCLUDED.slot_seconds, charged_cents = EXCLUDED.charged_cents
@@ -64,7 +67,8 @@ WHERE coalesce(totals.charged, 0) <> coalesce(sums.charged, 0) ORDER BY 1, 2 LIM
 
 
 def day_differences(statement: int) -> list[str]:
-    """Return a sentence for each difference between the lines of a statement, their days and the totals.
+    """Return a sentence for each difference between a statement's lines, their daily sums and the daily
+    totals.
 
     ``statement`` is its id.
     """

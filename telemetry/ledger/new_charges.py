@@ -11,10 +11,13 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from psycopg.types.json import Jsonb
+
 from telemetry.ledger.row_copy import copy_new_rows
 from telemetry.models import Charge
 
-NO_NUMBERS: Mapping[str, Any] = {}
+# Most lines have no numbers. Their text is a constant: to convert {} takes half as long as all other columns.
+NO_NUMBERS = Jsonb({}, dumps=lambda _: b"{}")
 
 
 class NewCharge(NamedTuple):
@@ -53,7 +56,7 @@ class NewCharge(NamedTuple):
     corrects_id: int | None = None
     reversal: bool = False
     cause_code: str = ""
-    cause_numbers: Mapping[str, Any] = NO_NUMBERS
+    cause_numbers: Mapping[str, Any] | Jsonb = NO_NUMBERS
 
 
 def insert_charge_lines(lines: Sequence[NewCharge]) -> list[int]:

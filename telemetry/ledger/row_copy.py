@@ -36,8 +36,8 @@ def copy_new_rows(
 def _new_keys(model: type[models.Model], count: int) -> list[int]:
     """Return new values of the sequence of the model's primary key, in ascending order."""
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT nextval(pg_get_serial_sequence(%s, %s)) FROM generate_series(1, %s)",
-            [model._meta.db_table, model._meta.pk.column, count],
-        )
+        # The name of the sequence is looked up once, not for each value.
+        cursor.execute("SELECT pg_get_serial_sequence(%s, %s)", [model._meta.db_table, model._meta.pk.column])
+        [sequence] = cursor.fetchone()
+        cursor.execute("SELECT nextval(%s::regclass) FROM generate_series(1, %s)", [sequence, count])
         return [key for (key,) in cursor.fetchall()]

@@ -28,7 +28,9 @@ _CHARGES = """
     LEFT JOIN telemetry_chargeevidence e ON e.charge_id = c.id"""
 # Adds to the statement lines first. Then ``lines`` has the id of each line, new or not.
 _ADD_TO_SUMS = f"""
-WITH charges AS MATERIALIZED ({_CHARGES} WHERE c.id = ANY(%(charges)s::bigint[])),
+WITH charges AS MATERIALIZED ({_CHARGES}
+    -- Without the second condition, the evidence of all charges would be read.
+    AND e.charge_id = ANY(%(charges)s::bigint[]) WHERE c.id = ANY(%(charges)s::bigint[])),
 lines AS (
     INSERT INTO telemetry_statementline AS line (
         statement_id, pool_id, cost_centre, team_id, project_id, workload_type, model, bucket,

@@ -261,7 +261,7 @@ class Migration(migrations.Migration):
                 max_length=6,
                 default="events",
                 choices=COUNTS,
-                help_text="people: a program can cause it, so events of one person's work count once",
+                help_text="people: events in the work of one person count as one, because a program can cause them",
             ),
             default_action=optional_text(16, choices=ACTIONS),
             default_repeats=models.PositiveSmallIntegerField(blank=True, null=True),
@@ -613,7 +613,7 @@ class Migration(migrations.Migration):
                 blank=True, null=True, help_text="memory used on that GPU; empty: unknown"
             ),
             run=optional_text(40, help_text="run of a workload that does not hold this GPU"),
-            done=optional_text(200, help_text="action of its host, or why none"),
+            done=optional_text(200, help_text="action that the host took, or its reason for taking none"),
             first_seen=models.DateTimeField(),
             last_seen=models.DateTimeField(),
             gone_at=optional_time(),

@@ -45,7 +45,7 @@ class Migration(migrations.Migration):
             ),
             started_at=models.DateTimeField(),
             checked_at=models.DateTimeField(
-                help_text="when the checks ran; empty: they never ended", null=True
+                help_text="start of the last run that has ended; empty: none has ended", null=True
             ),
             checks=models.JSONField(default=list, help_text="each with check, ok and figures"),
             run_by=models.ForeignKey(

@@ -197,6 +197,8 @@ TABLE = """
 0001 warn            1  3600 events gpupool  gpu:missing its host does not report it any more
 0001 note            1  3600 people gpupool  stray:ended a process that belongs to no workload was ended, as
      the pool says
+0025 warn            1 86400 events gpupool  clock:skew the clock of the host is more than ten minutes wrong; its
+     samples are lost
 """
 
 

@@ -9,6 +9,8 @@ from telemetry.models.adjustments import (
     AdjustmentKindChoices,
     AdjustmentState,
 )
+from telemetry.models.alerting.alerts import ALERT_TRANSITIONS, Alert
+from telemetry.models.alerting.rules import AlertRule
 from telemetry.models.billing_modes import BillingMode, TeamBillingMode
 from telemetry.models.billing_zones import BillingZone
 from telemetry.models.budgets import (
@@ -20,6 +22,7 @@ from telemetry.models.budgets import (
     BudgetPeriod,
     OrganisationForecast,
 )
+from telemetry.models.capacity.studies import CAPACITY_STUDY_TRANSITIONS, CapacityStudy
 from telemetry.models.charges import (
     UNMAPPED_LINE,
     Charge,
@@ -41,7 +44,17 @@ from telemetry.models.prices import (
     PriceFactor,
     RefundLimit,
 )
+from telemetry.models.readings import (
+    DcgmScrape,
+    DcgmTarget,
+    HostUse,
+    ProcessUse,
+    ReadingFault,
+    RunUse,
+    SlowReading,
+)
 from telemetry.models.rollups import EvidenceDue, Rollup, RollupDue
+from telemetry.models.run_reports import RunReport, RunReportUnit
 from telemetry.models.samples import (
     HOST_HOUR_TRANSITIONS,
     Batch,
@@ -60,6 +73,7 @@ from telemetry.models.statements import (
     StatementDay,
     StatementLine,
     StatementLineDay,
+    StatementLinePerson,
     StatementState,
 )
 from telemetry.models.unusual_spend import (
@@ -72,9 +86,13 @@ from telemetry.models.unusual_spend import (
 
 __all__ = [
     "ADJUSTMENT_TRANSITIONS",
+    "ALERT_TRANSITIONS",
+    "CAPACITY_STUDY_TRANSITIONS",
     "Adjustment",
     "AdjustmentKindChoices",
     "AdjustmentState",
+    "Alert",
+    "AlertRule",
     "Batch",
     "BillingCurrency",
     "BillingMode",
@@ -85,6 +103,7 @@ __all__ = [
     "BudgetForecast",
     "BudgetMeasure",
     "BudgetPeriod",
+    "CapacityStudy",
     "Charge",
     "ChargeBucketChoices",
     "ChargeCell",
@@ -94,22 +113,30 @@ __all__ = [
     "CostCentre",
     "CostCentreShare",
     "CostCentreStatement",
+    "DcgmScrape",
+    "DcgmTarget",
     "EvidenceDue",
     "HealthEvent",
     "HealthRule",
     "HOST_HOUR_TRANSITIONS",
     "HostHour",
     "HostHoursRecorded",
+    "HostUse",
     "IdlePayer",
     "MAX_FORGIVEN_MINUTES",
     "MonthRehearsal",
     "OrganisationForecast",
     "Price",
     "PriceFactor",
+    "ProcessUse",
+    "ReadingFault",
     "RefundLimit",
     "Retention",
     "Rollup",
     "RollupDue",
+    "RunReport",
+    "RunReportUnit",
+    "RunUse",
     "SPEND_TO_EXPLAIN",
     "STATEMENT_TRANSITIONS",
     "Sample",
@@ -118,10 +145,12 @@ __all__ = [
     "SettledAllocation",
     "SettledShare",
     "SettledStateChange",
+    "SlowReading",
     "Statement",
     "StatementDay",
     "StatementLine",
     "StatementLineDay",
+    "StatementLinePerson",
     "StatementState",
     "Stray",
     "TeamBillingMode",

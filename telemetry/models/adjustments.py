@@ -29,12 +29,12 @@ class AdjustmentState(models.TextChoices):
 class Adjustment(models.Model):
     """An amount that a person adds to the statement of a month, and that another person approves.
 
-    Only an approved adjustment counts. It is one of the amounts of a statement line with its kind as bucket.
-    A trigger refuses every change after the decision. An approved adjustment is withdrawn by a row with the
-    opposite amount, whose ``withdraws`` names it.
+    Only an approved adjustment counts. It is part of the statement line whose bucket is the adjustment's
+    kind. A trigger refuses every change after the decision. To withdraw an approved adjustment, a second row
+    with the opposite amount is added, and its ``withdraws`` refers to the first row.
 
-    A credit refers to charges of the same or an earlier month: those of its cost centre on the statement
-    ``credited``, or one of its lines, or one charge line.
+    A credit gives back charges on the statement ``credited``, of the same or an earlier month. It refers to
+    one charge line, to one statement line, or without either to all charges of its cost centre.
     """
 
     statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="adjustments")

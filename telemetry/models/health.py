@@ -37,7 +37,7 @@ class HealthRule(models.Model):
         max_length=6,
         choices=Counts.choices,
         default=Counts.EVENTS,
-        help_text="people: a program can cause it, so events of one person's work count once",
+        help_text="people: events in the work of one person count as one, because a program can cause them",
     )
     source = models.CharField(max_length=200, help_text="source of the recommendation")
     elsewhere = models.CharField(
@@ -106,7 +106,10 @@ class Stray(models.Model):
         max_length=40, default="", blank=True, help_text="run of a workload that does not hold this GPU"
     )
     done = models.CharField(
-        max_length=200, default="", blank=True, help_text="action of its host, or why none"
+        max_length=200,
+        default="",
+        blank=True,
+        help_text="action that the host took, or its reason for taking none",
     )
     first_seen = models.DateTimeField()
     last_seen = models.DateTimeField()

@@ -1,17 +1,41 @@
-"""Define the sums of usage per unit and time bucket."""
+"""Define the sums of usage per unit and time bucket, and the marks of buckets that are due."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Self
 
 from django.db import models
 
 from scheduler.models import Allocation, Host, Unit
 
 
+class RollupQuerySet(models.QuerySet["Rollup"]):
+    """Rollups of a period."""
+
+    def within(self, resolution: int, start: datetime, end: datetime) -> Self:
+        """Return the rollups of ``resolution`` whose bucket starts in ``[start, end)``.
+
+        The condition on ``container`` lets PostgreSQL read only the stored rows of the period.
+        """
+        seconds = CONTAINER_SECONDS[resolution]
+        at = int(start.timestamp())
+        first = datetime.fromtimestamp(at - at % seconds, UTC)
+        return self.filter(
+            resolution=resolution,
+            bucket__gte=start,
+            bucket__lt=end,
+            container__gte=first,
+            container__lt=end,
+        )
+
+
 class Rollup(models.Model):
     """The usage of one unit by one allocation (or by nobody) in one time bucket.
 
-    After a late sample, the whole row is written again. The row has no averages: code that reads it derives
-    averages from the sums. An hour or a day in which a unit was held has a row even if no sample arrived.
+    The rows are a view on arrays (``telemetry/rollups/storage.py``): filter by ``within`` where possible. A
+    row has no averages: code that reads it derives averages from the sums. An hour or a day in which a unit
+    was held has a row even if no sample arrived.
     """
 
     class Resolution(models.IntegerChoices):
@@ -21,36 +45,50 @@ class Rollup(models.Model):
 
     resolution = models.PositiveIntegerField(choices=Resolution.choices)
     bucket = models.DateTimeField(help_text="start of the bucket")
-    unit = models.ForeignKey(Unit, on_delete=models.PROTECT, related_name="+")
-    allocation = models.ForeignKey(Allocation, null=True, on_delete=models.PROTECT, related_name="+")
+    container = models.DateTimeField(help_text="start of the stored row, at or before the bucket")
+    host = models.ForeignKey(Host, on_delete=models.DO_NOTHING, db_constraint=False, related_name="+")
+    unit = models.ForeignKey(Unit, on_delete=models.DO_NOTHING, db_constraint=False, related_name="+")
+    allocation = models.ForeignKey(
+        Allocation, null=True, on_delete=models.DO_NOTHING, db_constraint=False, related_name="+"
+    )
     held_seconds = models.FloatField(help_text="seconds of the bucket in which the allocation held the unit")
     covered_seconds = models.FloatField(help_text="seconds of that time covered by samples")
     samples = models.PositiveIntegerField()
     utilisation_seconds = models.FloatField(null=True, help_text="sum of utilisation/100 x covered seconds")
     utilisation_max = models.FloatField(null=True)
-    busy_seconds = models.FloatField(null=True, help_text="seconds with utilisation above zero")
+    busy_seconds = models.FloatField(null=True, help_text="seconds with a utilisation of 5 % or more")
     inefficient_seconds = models.FloatField(
-        null=True, help_text="busy seconds with little SM activity; empty: not measured"
+        null=True, help_text="busy seconds with little SM and little tensor activity"
+    )
+    sm_unmeasured_seconds = models.FloatField(
+        null=True, help_text="busy seconds whose SM activity is unknown"
     )
     idle_seconds = models.FloatField(
-        null=True, help_text="seconds with a process on the unit but without activity"
+        null=True, help_text="seconds with a process on the unit and a utilisation below 5 %"
     )
     empty_seconds = models.FloatField(null=True, help_text="seconds without any process on the unit")
     sm_active_seconds = models.FloatField(null=True)
     tensor_active_seconds = models.FloatField(null=True)
     memory_used_max_mib = models.IntegerField(null=True)
     energy_mj = models.BigIntegerField(null=True)
+    energy_faults = models.IntegerField(
+        null=True, help_text="intervals whose energy is unknown because of the counter"
+    )
     simulated = models.BooleanField(default=False)
 
+    objects = RollupQuerySet.as_manager()
+
     class Meta:
-        constraints = [
-            models.UniqueConstraint(
-                fields=["resolution", "bucket", "unit", "allocation"],
-                name="one_rollup_per_bucket_unit_and_allocation",
-                nulls_distinct=False,
-            )
-        ]
-        indexes = [models.Index(fields=["allocation", "resolution", "bucket"])]
+        managed = False
+        db_table = "telemetry_rollup"
+
+
+# By resolution of the buckets: the length in seconds of the stored row that contains them.
+CONTAINER_SECONDS: dict[int, int] = {
+    Rollup.Resolution.MINUTE: 3_600,
+    Rollup.Resolution.HOUR: 86_400,
+    Rollup.Resolution.DAY: 86_400,
+}
 
 
 class RollupDue(models.Model):

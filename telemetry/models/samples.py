@@ -18,6 +18,9 @@ class Batch(models.Model):
     received_at = models.DateTimeField()
     first_sample = models.DateTimeField(null=True, help_text="time of its first valid sample")
     last_sample = models.DateTimeField(null=True, help_text="time of its last valid sample")
+    refused_until = models.DateTimeField(
+        null=True, help_text="true time of the last sample that was refused for a wrong clock"
+    )
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["host", "sequence"], name="a_batch_lands_once")]
@@ -50,6 +53,7 @@ class SampleGap(models.Model):
         SKIPPED = "skipped", "batches were missing for too long"
         REINSTALLED = "reinstalled", "the agent was installed again, without its spool"
         REMOVED = "removed", "the host was removed"
+        CLOCK = "clock", "the clock of the host was too wrong"
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="sample_gaps")
     cause = models.CharField(max_length=12, choices=Cause.choices)
@@ -134,6 +138,25 @@ class Sample(models.Model):
     nvlink_kib = models.BigIntegerField(null=True)
     processes = models.IntegerField(null=True)
     stray_processes = models.IntegerField(null=True)
+    graphics_active = models.FloatField(null=True)
+    sm_occupancy = models.FloatField(null=True)
+    dram_active = models.FloatField(null=True)
+    fp64_active = models.FloatField(null=True)
+    fp32_active = models.FloatField(null=True)
+    fp16_active = models.FloatField(null=True)
+    encoder_utilisation = models.FloatField(null=True)
+    decoder_utilisation = models.FloatField(null=True)
+    fan_percent = models.FloatField(null=True)
+    power_limit_w = models.FloatField(null=True)
+    memory_clock_mhz = models.IntegerField(null=True)
+    video_clock_mhz = models.IntegerField(null=True)
+    # Bit i is set if reading i is from dcgm-exporter, in the order of the columns above; NULL: none is.
+    dcgm_readings = models.BigIntegerField(null=True)
+    # Counters of a whole GPU, once a minute. ``telemetry.core.counters`` computes their growth.
+    pcie_rx_bytes = models.BigIntegerField(null=True)
+    pcie_tx_bytes = models.BigIntegerField(null=True)
+    nvlink_rx_bytes = models.BigIntegerField(null=True)
+    nvlink_tx_bytes = models.BigIntegerField(null=True)
 
     class Meta:
         managed = False
@@ -146,7 +169,13 @@ class Retention(models.Model):
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     sample_days = models.PositiveSmallIntegerField(default=14, help_text="days of raw samples that are kept")
     minute_days = models.PositiveSmallIntegerField(
-        default=30, help_text="days of minute rollups that are kept; hours and days are kept permanently"
+        default=30, help_text="days of minute rollups that are kept"
+    )
+    hour_days = models.PositiveSmallIntegerField(
+        null=True, help_text="days of hour rollups that are kept; empty: without limit"
+    )
+    day_days = models.PositiveSmallIntegerField(
+        null=True, help_text="days of day rollups that are kept; empty: without limit"
     )
 
     class Meta:
@@ -160,5 +189,13 @@ class Retention(models.Model):
             models.CheckConstraint(
                 condition=Q(minute_days__gte=F("sample_days") + 1),
                 name="minutes_are_kept_longer_than_samples",
+            ),
+            models.CheckConstraint(
+                condition=Q(hour_days=None) | Q(hour_days__gte=F("minute_days")),
+                name="hours_are_kept_as_long_as_minutes",
+            ),
+            models.CheckConstraint(
+                condition=Q(day_days=None) | Q(hour_days__isnull=False, day_days__gte=F("hour_days")),
+                name="days_are_kept_as_long_as_hours",
             ),
         ]

@@ -46,6 +46,9 @@ class Statement(models.Model):
     digest_format = models.PositiveSmallIntegerField(
         default=1, help_text="1: the CSV of its lines; 2: also charges, prices, cost centres, previous digest"
     )
+    file_format = models.PositiveSmallIntegerField(
+        default=1, help_text="columns of its files: 2 has the billing mode of each line; set at the close"
+    )
     previous_month = models.DateField(
         null=True,
         blank=True,
@@ -116,9 +119,9 @@ class StatementLine(LedgerSums):
     month copies the names and writes ``gpu_hours`` and the shares. A trigger rejects every change after the
     close.
 
-    Corrections of a closed month are lines of their own, with the month that they correct. Months that were
-    closed by version 0.1 are grouped by name. If charges of one such line have different ids, the id of the
-    line is empty.
+    Corrections of a closed month are lines of their own, with the month that they correct. Lines of months
+    that version 0.1 closed group charges by name. If the charges of such a line have different ids of, for
+    example, the project, the line has no id of a project.
     """
 
     statement = models.ForeignKey(Statement, on_delete=models.PROTECT, related_name="lines")
@@ -181,6 +184,7 @@ class StatementLine(LedgerSums):
             models.Index(
                 fields=["statement"], condition=models.Q(due=True), name="statement_lines_without_cents"
             ),
+            models.Index(fields=["statement", "cost_centre"], name="lines_of_a_cost_centre"),
         ]
 
 
@@ -243,6 +247,44 @@ class StatementLineDay(models.Model):
             models.UniqueConstraint(fields=["line", "day"], name="one_row_per_statement_line_and_day"),
         ]
         indexes = [models.Index(fields=["statement", "day"], name="days_of_a_statement")]
+
+
+class StatementLinePerson(models.Model):
+    """The part of a statement line that one person caused: the sum of the line's cells of that person.
+
+    It is written with the cents of the cells. The chargeback by person is read from it, because a person has
+    far fewer lines than cells. Once the statement is closed, a trigger rejects changes.
+    """
+
+    line = models.ForeignKey(StatementLine, on_delete=models.CASCADE, related_name="people", db_index=False)
+    statement = models.ForeignKey(
+        Statement, on_delete=models.PROTECT, related_name="+", db_constraint=False, db_index=False
+    )
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        null=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        db_constraint=False,
+        db_index=False,
+    )
+    user_name = models.CharField(max_length=150, default="", help_text="name when first charged")
+    slot_seconds = models.BigIntegerField()
+    covered_slot_seconds = models.FloatField(null=True, help_text="held time with samples; empty: not held")
+    cost_cents = CurrencyAmountField()
+    charged_cents = CurrencyAmountField()
+    used_cents = CurrencyAmountField(help_text="charge of measured use")
+    idle_cents = CurrencyAmountField(help_text="charge of measured time without use")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["line", "user"],
+                name="one_row_per_statement_line_and_person",
+                nulls_distinct=False,
+            ),
+        ]
+        indexes = [models.Index(fields=["statement"], name="people_of_a_statement")]
 
 
 class StatementDay(models.Model):

@@ -11,7 +11,7 @@ from telemetry.models.statements import Statement
 
 
 class UnusualSpendKind(models.TextChoices):
-    """The rule that found the spend. Spend of the last two kinds explains itself."""
+    """The rule that found the spend. A new price or a new project needs no explanation by a person."""
 
     HIGH_DAY = "high_day", "a day far above the usual day"
     NOT_TAKEN = "not_taken", "reserved time that was not taken"

@@ -10,7 +10,9 @@ reversed only once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -25,7 +27,7 @@ from telemetry.models import (
     ChargedUntil,
 )
 from telemetry.money.billing_months import billing_calendar
-from telemetry.money.charge_rows import draft_charges, write_charges
+from telemetry.money.charge_rows import ChargeDraft, draft_charges, write_charges
 from telemetry.money.charging_inputs import GpuChargingInputs, last_change_in, load_charging_inputs
 from telemetry.money.settlement import settle_state_changes
 from telemetry.money.settling.ended_allocations import settle_allocations
@@ -52,6 +54,19 @@ class ChargeRunResult:
     corrections: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _PricedBlock:
+    """Priced time of several GPUs that is not claimed yet.
+
+    A span is (GPU id, watermark, new watermark). ``drafts`` has the charges of each span by GPU id.
+    ``untils`` has the watermarks, after this block, of the GPUs that are not charged up to the limit.
+    """
+
+    spans: list[tuple[int, datetime, datetime]]
+    drafts: dict[int, list[ChargeDraft]]
+    untils: dict[int, datetime]
+
+
 def charge_all_gpus(now: datetime) -> ChargeRunResult:
     """Charge every GPU up to the last full hour or billing day, or up to its last change after that.
 
@@ -65,13 +80,15 @@ def charge_all_gpus(now: datetime) -> ChargeRunResult:
     _start_charging_new_gpus(limit)
     done.corrections += settle_state_changes(now)
     whole = _start_of_line(limit)
-    for ids in _chunks(Gpu.objects.order_by("pk").values_list("pk", flat=True), GPUS_PER_TRANSACTION):
-        for _ in range(CATCH_UP_ROUNDS):
+    chunks = list(_chunks(Gpu.objects.order_by("pk").values_list("pk", flat=True), GPUS_PER_TRANSACTION))
+    blocks = _priced_blocks(chunks, whole, limit)
+    # A thread has a connection of its own, which does not see the caller's transaction.
+    if len(chunks) > 1 and not connection.in_atomic_block:
+        blocks = _one_ahead(blocks)
+    with closing(blocks):
+        for block in blocks:
             with gc_paused():
-                written = _charge_forward(ids, whole, limit, now)
-            done.lines += written
-            if not written:
-                break
+                done.lines += _write_block(block, now)
     done.corrections += settle_allocations(now)
     done.corrections += settle_cost_centres(now)
     update_due_evidence(now)
@@ -119,28 +136,72 @@ def _start_of_line(moment: datetime) -> datetime:
     return moment.replace(minute=0, second=0)
 
 
-def _charge_forward(ids: Sequence[int], whole: datetime, limit: datetime, now: datetime) -> int:
-    """Charge the GPUs from their watermarks, at most CATCH_UP_SPAN at once. Return the number of lines.
+def _priced_blocks(
+    chunks: Iterable[Sequence[int]], whole: datetime, limit: datetime
+) -> Generator[_PricedBlock]:
+    """Yield blocks that charge the GPUs from their watermarks, at most CATCH_UP_SPAN in one block.
 
-    ``whole`` is the last full hour or day. ``limit`` is the time up to which charging is allowed.
+    ``whole`` is the last full hour or day. ``limit`` is the time up to which charging is allowed. A block of
+    the same GPUs begins where the block before it ends. If a concurrent run charges a GPU meanwhile, the
+    claim of its next spans fails.
     """
-    behind = ChargedUntil.objects.filter(_NOT_FULLY_CHARGED, gpu__in=ids, until__lt=limit)
-    untils = dict(behind.values_list("gpu_id", "until"))
+    for ids in chunks:
+        behind = ChargedUntil.objects.filter(_NOT_FULLY_CHARGED, gpu__in=ids, until__lt=limit)
+        untils = dict(behind.values_list("gpu_id", "until"))
+        for _ in range(CATCH_UP_ROUNDS):
+            with gc_paused():
+                block = _price_block(untils, whole, limit)
+            if block is None:
+                break
+            yield block
+            untils = block.untils
+
+
+def _price_block(untils: Mapping[int, datetime], whole: datetime, limit: datetime) -> _PricedBlock | None:
+    """Return the next block of GPUs with these watermarks; None if none of them can be charged."""
     if not untils:
-        return 0
+        return None
     first = min(untils.values())
-    limit = min(limit, first + CATCH_UP_SPAN)
-    whole = min(whole, limit)
-    untils = {gpu: until for gpu, until in untils.items() if until < limit}
-    facts = load_charging_inputs(untils.keys(), first, limit)
-    ends = {gpu: _charge_end(facts[gpu], until, whole, limit) for gpu, until in untils.items()}
-    ends = {gpu: end for gpu, end in ends.items() if end > untils[gpu]}
-    if not ends:
-        return 0
+    last = min(limit, first + CATCH_UP_SPAN)
+    near = {gpu: until for gpu, until in untils.items() if until < last}
+    facts = load_charging_inputs(near.keys(), first, last)
+    ends = {gpu: _charge_end(facts[gpu], until, min(whole, last), last) for gpu, until in near.items()}
+    spans = [(gpu, near[gpu], end) for gpu, end in sorted(ends.items()) if end > near[gpu]]
+    if not spans:
+        return None
+    after = {**untils, **{gpu: end for gpu, _, end in spans}}
+    return _PricedBlock(
+        spans,
+        {gpu: list(draft_charges(facts[gpu], until, end)) for gpu, until, end in spans},
+        {gpu: end for gpu, end in after.items() if end < limit and not _is_retired_at(facts.get(gpu), end)},
+    )
+
+
+def _is_retired_at(gpu: GpuChargingInputs | None, end: datetime) -> bool:
+    """Return True if a GPU that is charged until ``end`` is charged completely."""
+    return gpu is not None and gpu.retired_at is not None and gpu.retired_at < end + timedelta(seconds=1)
+
+
+def _one_ahead(blocks: Iterator[_PricedBlock]) -> Generator[_PricedBlock]:
+    """Yield the blocks. A thread reads and prices the next block while the caller writes one.
+
+    The database computes while Python does, so that charging uses two processors.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="charging") as reader:
+        try:
+            following = reader.submit(next, blocks, None)
+            while (block := following.result()) is not None:
+                following = reader.submit(next, blocks, None)
+                yield block
+        finally:
+            reader.submit(lambda: connection.close()).result()  # the connection of the thread
+
+
+def _write_block(block: _PricedBlock, now: datetime) -> int:
+    """Write the charge lines of the spans that this run claims. Return the number of lines."""
     with transaction.atomic():
-        won = _claim_spans([(gpu, untils[gpu], end) for gpu, end in sorted(ends.items())])
-        lines = [line for gpu in won for line in draft_charges(facts[gpu], untils[gpu], ends[gpu])]
-        return write_charges(lines, now)
+        won = _claim_spans(block.spans)
+        return write_charges([line for gpu in won for line in block.drafts[gpu]], now)
 
 
 def _charge_end(gpu: GpuChargingInputs, until: datetime, whole: datetime, limit: datetime) -> datetime:

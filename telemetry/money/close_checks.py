@@ -43,7 +43,7 @@ MAX_NAMES = 20
 SHOWN_DIFFERENCES = 5
 AUDITED = "every line agrees with the facts"
 
-CheckFigures = tuple[bool, dict[str, Any]]  # whether the condition holds, and the numbers behind the result
+CheckFigures = tuple[bool, dict[str, Any]]  # (True if the condition holds, the numbers behind the result)
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,8 @@ CONDITIONS_AFTER_END = frozenset(check.condition for check in CHECKS if check.af
 def audit_check(month: date, now: datetime) -> dict[str, Any]:
     """Return the result of the audit of the ledger, in the form of ``close_checks``.
 
-    The audit reads all lines of the month, which may take a minute. It runs only when the month is closed.
+    The audit reads all lines of the month, which may take a minute. It runs when a month is being
+    closed, and in rehearsals that include the audit.
     """
     found = [str(each) for each in islice(audit_month(month, now), SHOWN_DIFFERENCES)]
     return _check_result(AUDITED, not found, {"differences": found})

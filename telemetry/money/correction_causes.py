@@ -15,7 +15,7 @@ from telemetry.money.charging_inputs import gpu_condition
 
 
 class CauseCode(StrEnum):
-    """A kind of late fact. The sentences are in ``portal/wording/pages/correction_texts.py``."""
+    """A kind of late fact. The sentences are in ``portal/wording/pages/money/correction_texts.py``."""
 
     HOST_SILENT = "host_silent"
     HOST_MAINTENANCE = "host_maintenance"

@@ -18,9 +18,10 @@ NEVER = datetime.max.replace(tzinfo=UTC)
 class RateCard:
     """The cost and the price of GPU models over time.
 
-    If a pool has its own prices for a model, they replace the prices for all pools, from the date of the
-    pool's first own price. When the currency of the months changes, only prices in the new currency that
-    begin at the change or later apply.
+    Prices are general or belong to one pool. From the start of a pool's first own price for a model, the
+    general prices for this model do not apply in the pool. This rule holds for each currency separately.
+    After a change of the currency, a price applies only if it is in the new currency and begins at the change
+    or later.
     """
 
     def __init__(self, prices: Iterable[Price]) -> None:
@@ -32,13 +33,14 @@ class RateCard:
     def rates(self, pool: int | None, model: str) -> tuple[Rate, ...]:
         """Return the rates of a model in a pool, in order of time.
 
-        If ``pool`` is None, return the rates for pools without own prices. A currency that ends without a
-        price in the next one is followed by a rate of zero without an id, so that its time has no price.
+        If ``pool`` is None, return the rates for pools without own prices. If a currency begins before its
+        first price, the time between them has a rate of zero without an id. This rate marks time without a
+        price.
         """
         general = self._own.get((None, model), [])
         special = self._own.get((pool, model), []) if pool is not None else []
         rates: list[Rate] = []
-        # The prices of one currency, until the next one begins, have the same end.
+        # Group the prices by currency: all prices of one currency end when the next currency begins.
         ends = sorted({_currency_end(price) for price in (*general, *special)})
         for end in ends:
             of_currency = _own_before_general(
@@ -56,13 +58,13 @@ class RateCard:
         return tuple(rates)
 
     def at(self, pool: int | None, model: str, now: datetime) -> Rate | None:
-        """Return the rate in force at ``now``; None before the first rate."""
+        """Return the rate in force at ``now``; None if there is no price at this time."""
         rate = next((rate for rate in reversed(self.rates(pool, model)) if rate.since <= now), None)
         return None if rate is None or rate.id is None else rate
 
 
 def _own_before_general(general: list[Price], special: list[Price]) -> list[Price]:
-    """Return the prices in force over time: the general prices until the first own price of the pool."""
+    """Return the prices in force: general prices before the pool's first own price, then its own prices."""
     first_special = special[0].valid_from if special else None
     before = [price for price in general if first_special is None or price.valid_from < first_special]
     return [*before, *special]
@@ -75,9 +77,10 @@ def _currency_end(price: Price) -> datetime:
 
 
 def _prices_in_their_currency() -> QuerySet[Price]:
-    """Return the prices whose currency is that of their month, in order of time.
+    """Return the prices whose currency was in force when they began, in order of time.
 
-    ``currency_end`` is the time of the next change of the currency; None if there is none.
+    Prices that began before the first currency are included. ``currency_end`` is the time of the next change
+    of the currency; None if there is none.
     """
     changes = BillingCurrency.objects
     at_start = changes.filter(valid_from__lte=OuterRef("valid_from")).order_by("-valid_from")

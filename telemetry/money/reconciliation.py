@@ -23,11 +23,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
-from django.db.models import Sum
+from django.contrib.postgres.fields import ArrayField
+from django.db.models import BigIntegerField, Count, Q, QuerySet, Subquery, Sum, Value
+from django.db.models.functions import Greatest, Least
 
-from scheduler.models import Pool
 from telemetry.core.amounts import ZERO, round_amount
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.core.charge_pieces import asset_cost
@@ -115,49 +116,116 @@ def _imbalance_in_cents(pool: CostReconciliation) -> Decimal:
     return ZERO if pool.holds else max(cent, rounded) if by > 0 else min(-cent, rounded)
 
 
-def reconcile_costs(month: date) -> list[CostReconciliation]:
+class LineSums(NamedTuple):
+    """The sums of the statement lines of a month with the same pool, currency, bucket and kind.
+
+    ``has_cost_centre`` is False for lines without a cost centre. ``pool`` is None for adjustments. ``is_own``
+    is False for corrections of earlier months. ``lines`` is the number of lines, and ``not_free`` the number
+    of those with a charge. ``cost_centres`` and ``charged_cost_centres`` are numbers of the whole month, the
+    same in each row (see ``LineCounts``).
+    """
+
+    has_cost_centre: bool
+    pool: int | None
+    pool_name: str | None
+    currency: str
+    bucket: str
+    idle_share: bool
+    shared_out: bool
+    is_own: bool
+    slot_seconds: int
+    cost: Decimal
+    charged: Decimal
+    cost_cents: Decimal
+    charged_cents: Decimal
+    covered_slot_seconds: float
+    lines: int
+    not_free: int
+    cost_centres: int
+    charged_cost_centres: int
+
+
+def month_line_sums(month: date) -> list[LineSums]:
+    """Return the sums of the statement lines of a month. Runs one query."""
+    lines = StatementLine.objects.filter(statement__month=month).order_by()
+    groups = lines.annotate(has_cost_centre=~Q(cost_centre=""), is_own=Q(corrected_month=None)).values_list(
+        "has_cost_centre", "pool", "pool__name", "currency", "bucket", "idle_share", "shared_out", "is_own"
+    )
+    columns = ("slot_seconds", "cost", "charged", "cost_cents", "charged_cents")
+    rows = groups.annotate(
+        **{f"{name}_sum": Sum(name) for name in columns},
+        covered_sum=Sum("covered_slot_seconds", default=0.0),
+        lines=Count("pk"),
+        not_free=Count("pk", filter=~Q(charged_cents=0)),
+        cost_centres=_CostCentreCounts(_cost_centres_of(lines)),
+    )
+    return [LineSums(*row, *counts) for *row, counts in rows]
+
+
+def _cost_centres_of(lines: QuerySet[StatementLine]) -> QuerySet[Any, Any]:
+    """Return the cost centres of a month's lines, each with the number of its lines that it pays."""
+    pays = (Q(bucket__in=CHARGED_BUCKETS) | Q(idle_share=True)) & ~Q(cost_centre="")
+    shown = lines.filter(shared_out=False).values("cost_centre")
+    return shown.annotate(paid_lines=Count("pk", filter=pays)).values("cost_centre", "paid_lines")
+
+
+class _CostCentreCounts(Subquery):
+    """The number of cost centres, and the number of those that pay, as an array.
+
+    The lines are read once and hashed. COUNT(DISTINCT) would read and sort them for each number.
+    """
+
+    template = (
+        "(SELECT ARRAY[count(*), count(*) FILTER (WHERE paid_lines > 0)] FROM (%(subquery)s) AS counted)"
+    )
+    output_field = ArrayField(BigIntegerField())
+
+
+def reconcile_costs(
+    month: date, own: str | None = None, lines: Iterable[LineSums] | None = None
+) -> list[CostReconciliation]:
     """Return the reconciliation of each pool that has GPUs or charges in the month, in order of pool name.
 
     A pool has one row per currency, that of the month first. The left side is summed from statement lines.
-    Before the close, a check compares these with the charges.
+    Before the close, a check compares these with the charges. ``own`` is the currency of the month, and
+    ``lines`` are its ``month_line_sums``, if the caller has them.
     """
-    own = currency_of_month(month)
-    rows: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
-    lines = StatementLine.objects.filter(statement__month=month, shared_out=False, pool__isnull=False)
-    for row in lines.values("pool", "currency", "bucket", "idle_share").annotate(
-        exact_cost=Sum("cost"),
-        exact_charged=Sum("charged"),
-        cents_of_cost=Sum("cost_cents"),
-        cents_of_charge=Sum("charged_cents"),
-    ):
-        rows[row["pool"], row["currency"]].append(dict(row))
-    costs = {(pool, own): cost for pool, cost in asset_cost_by_pool(month).items()}
-    names = dict(
-        Pool.with_removed.filter(pk__in={pool for pool, _ in {*rows, *costs}}).values_list("pk", "name")
-    )
+    own = own or currency_of_month(month)
+    names: dict[int, str] = {}
+    rows: dict[tuple[int, str], list[LineSums]] = defaultdict(list)
+    for line in month_line_sums(month) if lines is None else lines:
+        if line.pool is not None and not line.shared_out:
+            rows[line.pool, line.currency].append(line)
+            names[line.pool] = line.pool_name or ""
+    costs: dict[tuple[int, str], Decimal] = {}
+    for pool, name, cost in _asset_costs(month):
+        costs[pool, own], names[pool] = cost, name
     return [
         CostReconciliation(
             pool=pool,
             pool_name=names[pool],
             currency=currency,
-            exact=_terms(rows[pool, currency], "exact_charged", "exact_cost"),
-            cents=_terms(rows[pool, currency], "cents_of_charge", "cents_of_cost"),
+            exact=_terms((each.bucket, each.idle_share, each.charged, each.cost) for each in found),
+            cents=_terms(
+                (each.bucket, each.idle_share, each.charged_cents, each.cost_cents) for each in found
+            ),
             cost=costs.get((pool, currency), ZERO),
         )
         for pool, currency in sorted(
             {*rows, *costs}, key=lambda key: (names[key[0]], key[0], key[1] != own, key[1])
         )
+        for found in [rows[pool, currency]]
     ]
 
 
-def _terms(rows: Iterable[dict[str, Any]], charged: str, cost: str) -> CostTerms:
-    """Return the terms of one pool. ``charged`` and ``cost`` name the columns of ``rows`` to add."""
+def _terms(lines: Iterable[tuple[str, bool, Decimal, Decimal]]) -> CostTerms:
+    """Return the terms of one pool. ``lines`` are (bucket, ``idle_share``, charge, cost)."""
     sums: dict[str, Decimal] = defaultdict(Decimal)
-    for row in rows:
-        term = _term_of(row["bucket"], row["idle_share"])
-        sums[term] += row[cost]
+    for bucket, idle_share, charged, cost in lines:
+        term = _term_of(bucket, idle_share)
+        sums[term] += cost
         if term == "charged":
-            sums["price"] += row[charged]
+            sums["price"] += charged
     return CostTerms(
         charged=sums["price"],
         margin=sums["price"] - sums["charged"],
@@ -176,19 +244,28 @@ def _term_of(bucket: str, idle_share: bool) -> str:
     return "idle" if bucket in IDLE_BUCKETS else "overhead"
 
 
-def asset_cost_by_pool(month: date) -> dict[int, Decimal]:
-    """Return the cost of each pool's GPUs over the charged part of the month, by pool id.
+def _asset_costs(month: date) -> list[tuple[int, str, Decimal]]:
+    """Return the id and the name of each pool, and the cost of its GPUs over the charged part of the month.
 
     The cost is computed from the rate card, without the charge lines.
     """
     start, end = month_bounds(month)
+    # Most GPUs of a pool are charged for the same part of the month.
     gpus = list(
-        ChargedUntil.objects.filter(since__lt=end, until__gt=start).values_list(
-            "gpu__pool", "gpu__model", "since", "until"
+        ChargedUntil.objects.filter(since__lt=end, until__gt=start)
+        .order_by()
+        .values_list(
+            "gpu__pool",
+            "gpu__pool__name",
+            "gpu__model",
+            Greatest("since", Value(start)),
+            Least("until", Value(end)),
         )
+        .annotate(gpus=Count("pk"))
     )
-    rates = load_rates({(pool, model) for pool, model, _, _ in gpus})
+    rates = load_rates({(pool, model) for pool, _, model, *_ in gpus})
+    names = {pool: name for pool, name, *_ in gpus}
     costs: dict[int, Decimal] = defaultdict(Decimal)
-    for pool, model, since, until in gpus:
-        costs[pool] += asset_cost(rates[pool, model], max(since, start), min(until, end))
-    return dict(costs)
+    for pool, _, model, since, until, count in gpus:
+        costs[pool] += count * asset_cost(rates[pool, model], since, until)
+    return [(pool, names[pool], cost) for pool, cost in costs.items()]

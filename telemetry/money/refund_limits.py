@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from telemetry.models import RefundLimit
 
-DEFAULT_FORGIVEN_MINUTES = 60  # limit of a pool from its creation until finance sets another
+DEFAULT_FORGIVEN_MINUTES = 60  # the limit of a pool until finance sets a limit for it
 
 
 class RefundLimits:

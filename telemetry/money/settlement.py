@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import date, datetime
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 
 from scheduler.models import HostStateChange
 from telemetry.core.amounts import ZERO
@@ -34,43 +34,45 @@ from telemetry.money.evidence_locks import lock_for_new_lines
 from telemetry.money.statements import create_missing_statements
 
 SETTLEMENTS_PER_RUN = 500
+# Marks a change as settled if no GPU of its host is charged for time after the change.
+_MARK_NOT_LATE_SQL = """
+INSERT INTO telemetry_settledstatechange (change_id, settled_at)
+SELECT change.id, %s FROM scheduler_hoststatechange AS change
+WHERE NOT EXISTS (SELECT FROM telemetry_settledstatechange AS settled WHERE settled.change_id = change.id)
+    AND NOT EXISTS (
+        SELECT FROM scheduler_gpu AS gpu JOIN telemetry_chargeduntil AS charged ON charged.gpu_id = gpu.id
+        WHERE gpu.host_id = change.host_id AND charged."until" > change.at)
+ORDER BY change.id ON CONFLICT DO NOTHING"""
 PieceKey = tuple[int, datetime, datetime, int, ChargeKey]  # GPU, start, end, slots, owner
 
 
 def settle_state_changes(now: datetime) -> int:
     """Settle new host state changes. Return the number of reversed lines.
 
-    A change is late if it lies in time that is already charged. Only late changes need corrections.
+    A change is late if it lies in time that is already charged. Only late changes need corrections, at most
+    SETTLEMENTS_PER_RUN in one run. All other changes are marked before they could become late.
     """
-    waiting = list(
+    with connection.cursor() as cursor:
+        cursor.execute(_MARK_NOT_LATE_SQL, [now])
+    late = list(
         HostStateChange.objects.filter(settledstatechange=None)
         .select_related("host")
         .order_by("pk")[:SETTLEMENTS_PER_RUN]
     )
     charged: dict[int, list[tuple[int, datetime]]] = defaultdict(list)  # host id -> (GPU id, charged until)
-    untils = ChargedUntil.objects.filter(gpu__host__in={change.host_id for change in waiting})
+    untils = ChargedUntil.objects.filter(gpu__host__in={change.host_id for change in late})
     for host, gpu, until in untils.order_by("gpu").values_list("gpu__host_id", "gpu_id", "until"):
         charged[host].append((gpu, until))
-    late = {
-        change.pk: [entry for entry in charged[change.host_id] if entry[1] > change.at] for change in waiting
-    }
-    # Hundreds of changes may arrive at once, and few of them are late. Mark the changes that are not late in
-    # one query.
-    _mark_settled([change for change in waiting if not late[change.pk]], now)
     corrected = 0
-    for change in waiting:
-        if not late[change.pk]:
-            continue
+    for change in late:
         cause = host_state_cause(change)
-        for gpu, until in late[change.pk]:
-            corrected += correct_gpu_charges(gpu, change.at, until, now, cause)
-        _mark_settled([change], now)
+        for gpu, until in charged[change.host_id]:
+            if until > change.at:
+                corrected += correct_gpu_charges(gpu, change.at, until, now, cause)
+        SettledStateChange.objects.bulk_create(
+            [SettledStateChange(change=change, settled_at=now)], ignore_conflicts=True
+        )
     return corrected
-
-
-def _mark_settled(changes: Sequence[HostStateChange], now: datetime) -> None:
-    rows = [SettledStateChange(change=change, settled_at=now) for change in changes]
-    SettledStateChange.objects.bulk_create(rows, ignore_conflicts=True)
 
 
 def copy_of(line: Charge, now: datetime, **changes: Any) -> NewCharge:

@@ -109,7 +109,9 @@ def _idle_lines(statement: Statement, **where: Any) -> list[StatementLine]:
 
 
 def _divide_idle_time(statement: Statement) -> None:
-    """Make the lines of teams for idle time equal to the operator's idle lines and the present weights."""
+    """Rewrite the lines that charge idle time to teams: divide the operator's idle lines by the present
+    weights.
+    """
     payers = dict(Statement.objects.values_list("month", "idle_payer"))
     former = {line.pk: line for line in statement.lines.filter(idle_share=True)}
     if not former and all(payer == IdlePayer.OPERATOR for payer in payers.values()):
@@ -141,7 +143,7 @@ def _divided_days(
 ) -> Iterator[tuple[tuple[date, int], dict[int, Decimal]]]:
     """Yield ((day, slot-seconds), cost by team) for each day of an idle line.
 
-    Each day is divided by itself, so that the parts of a day sum to the day.
+    Each day is divided separately, so that the parts of a day sum to the day.
     """
     days = line.cells.values_list("day").annotate(seconds=Sum("slot_seconds"), amount=Sum("cost"))
     for day, seconds, cost in days.order_by("day"):

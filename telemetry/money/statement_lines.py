@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.core.amounts import MICRO, round_amount
 from telemetry.core.charge_model import HELD_BUCKETS
-from telemetry.models import Statement, StatementLine, StatementState
+from telemetry.models import BillingMode, Statement, StatementLine, StatementState
 
 _FREEZE_SQL = """
 UPDATE telemetry_statementline line SET pool_name = frozen.pool_name, team_name = frozen.team_name,
@@ -47,6 +47,12 @@ class StatementEntry:
     amount: Decimal
     cost: Decimal
     currency: str
+    showback: bool
+
+    @property
+    def billing_mode(self) -> str:
+        """Return ``showback`` for a line that is not invoiced, otherwise ``chargeback``."""
+        return (BillingMode.SHOWBACK if self.showback else BillingMode.CHARGEBACK).value
 
 
 def statement_lines(month: date) -> list[StatementEntry]:
@@ -71,7 +77,7 @@ def entries_of_open_month(statement: Statement) -> list[StatementEntry]:
 
 
 def entries_of_rows(statement: Statement, rows: Iterable[StatementLine]) -> list[StatementEntry]:
-    """Return some lines of a statement. The figures of a row may be those of a part of its charges.
+    """Return some lines of a statement. The figures of a row may cover only a part of its charges.
 
     Rows must have their pool, team and project loaded.
     """
@@ -148,6 +154,7 @@ def _open_entry(row: StatementLine) -> StatementEntry:
         amount=row.charged_cents,
         cost=row.cost_cents,
         currency=row.currency,
+        showback=row.showback,
     )
 
 
@@ -167,4 +174,5 @@ def _frozen_entry(row: StatementLine) -> StatementEntry:
         amount=row.charged_cents,
         cost=row.cost_cents,
         currency=row.currency,
+        showback=row.showback,
     )

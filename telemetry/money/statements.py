@@ -5,15 +5,15 @@ A closed statement never changes. Late facts are charged to the open month.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
 from django.conf import settings
-from django.db import transaction
-from django.db.models import QuerySet, Sum
+from django.db import connection, transaction
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from scheduler.core.rejection import OperationRejected
@@ -24,7 +24,6 @@ from telemetry.models import (
     STATEMENT_TRANSITIONS,
     CloseProposal,
     Statement,
-    StatementLine,
     StatementState,
 )
 from telemetry.money.billing_months import billing_calendar
@@ -32,11 +31,20 @@ from telemetry.money.close_checks import missing_samples, passed_checks
 from telemetry.money.closing.cost_centre_statements import StatementTerms, make_documents
 from telemetry.money.closing.proposals import checked_proposal
 from telemetry.money.pricing.billing_currencies import currency_of_month, load_billing_currencies
-from telemetry.money.reconciliation import reconcile_costs, reconciliation_in_cents
+from telemetry.money.reconciliation import (
+    LineSums,
+    month_line_sums,
+    reconcile_costs,
+    reconciliation_in_cents,
+)
 from telemetry.money.shared_idle import assign_month_cents
 from telemetry.money.signing.statement_digest import DIGEST_FORMAT, digest_of, previous_month
 from telemetry.money.signing.statement_key import StatementKeyError, sign_digest
+from telemetry.money.statement_export import FILE_FORMAT
 from telemetry.money.statement_lines import freeze_lines
+
+# A close groups and sorts all lines of a month. PostgreSQL's default of 4 MB would put them on the disk.
+WORK_MEM = "256MB"
 
 
 def create_missing_statements(months: Iterable[date]) -> None:
@@ -67,17 +75,22 @@ def statement_totals(month: date) -> dict[str, Any]:
     statement = Statement.objects.filter(month=month).first()
     if statement is not None and statement.state == StatementState.CLOSED:
         return dict(statement.totals)
-    return _open_month_totals(month)
+    return open_month_totals(month, currency_of_month(month))
 
 
-def _open_month_totals(month: date) -> dict[str, Any]:
-    pools = reconcile_costs(month)
+def open_month_totals(month: date, currency: str, lines: Sequence[LineSums] | None = None) -> dict[str, Any]:
+    """Return the totals of an open month like ``statement_totals``. Runs at most three queries.
+
+    ``currency`` is that of the month, and ``lines`` are its ``month_line_sums``, if the caller has them.
+    """
+    lines = month_line_sums(month) if lines is None else lines
+    pools = reconcile_costs(month, currency, lines)
     rows = reconciliation_in_cents(pools)
-    lines = StatementLine.objects.filter(statement__month=month)
-    adjusted = _cents_of(lines.filter(bucket__in=ADJUSTMENT_BUCKETS))
-    own = lines.filter(idle_share=False, corrected_month=None).exclude(bucket__in=ADJUSTMENT_BUCKETS)
-    hours = own.values("bucket").annotate(slot_sum=Sum("slot_seconds"))
-    currency = currency_of_month(month)
+    adjusted = sum((line.charged_cents for line in lines if line.bucket in ADJUSTMENT_BUCKETS), ZERO) or ZERO
+    slot_seconds: dict[str, int] = defaultdict(int)
+    for line in lines:
+        if line.is_own and not line.idle_share and line.bucket not in ADJUSTMENT_BUCKETS:
+            slot_seconds[line.bucket] += line.slot_seconds
     others = sorted({row["currency"] for row in rows} - {currency})
     totals = _currency_totals(rows, currency)
     return {
@@ -86,8 +99,8 @@ def _open_month_totals(month: date) -> dict[str, Any]:
         "adjusted": str(adjusted),
         "other_currencies": {other: _currency_totals(rows, other) for other in others},
         "gpu_hours": {
-            row["bucket"]: str(round_amount(Decimal(row["slot_sum"]) / SLOT_SECONDS_PER_GPU_HOUR, MICRO))
-            for row in hours.order_by("bucket")
+            bucket: str(round_amount(Decimal(seconds) / SLOT_SECONDS_PER_GPU_HOUR, MICRO))
+            for bucket, seconds in sorted(slot_seconds.items())
         },
         "pools": rows,
         "exact": [
@@ -95,10 +108,6 @@ def _open_month_totals(month: date) -> dict[str, Any]:
             for pool in pools
         ],
     }
-
-
-def _cents_of(lines: QuerySet[StatementLine]) -> Decimal:
-    return lines.aggregate(total=Sum("charged_cents"))["total"] or ZERO
 
 
 def _currency_totals(rows: Iterable[dict[str, str]], currency: str) -> dict[str, str]:
@@ -146,6 +155,8 @@ def close_month(
     """
     if month.day != 1:
         raise ValueError(f"month: {month} is not the first day of a month")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('work_mem', %s, true)", [WORK_MEM])
     statement = _closing_statement(month, now)
     proposal = checked_proposal(statement, closed_by, now) if two_people else None
     missing_samples_reason = missing_samples_reason or (proposal.missing_samples_reason if proposal else "")
@@ -199,11 +210,12 @@ def _frozen_columns(
     calendar = billing_calendar()
     starts_at, ends_at = calendar.month_bounds(month)
     return {
-        "totals": _open_month_totals(month),
+        "totals": open_month_totals(month, currency_of_month(month)),
         "time_zone": calendar.zone_name(month),
         "starts_at": starts_at,
         "ends_at": ends_at,
         "digest_format": DIGEST_FORMAT,
+        "file_format": FILE_FORMAT,
         "previous_month": previous_month(month),
         "proposed_at": proposal.proposed_at if proposal else None,
         "proposed_by": proposal.proposed_by if proposal else None,

@@ -7,7 +7,7 @@ already charged are reversed. Lines of the new cost centres with the same total 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -19,6 +19,7 @@ from django.db.models import Max, Min, Q, QuerySet, Sum
 
 from telemetry.core.amounts import ZERO, round_amount, round_parts, split_amount
 from telemetry.core.cost_shares import CostShare, CostSplit, split_parts
+from telemetry.core.currencies import smallest_unit
 from telemetry.cost_centres.splits import Payer, SplitPeriod, load_splits
 from telemetry.ledger.new_charges import NewCharge
 from telemetry.models import (
@@ -40,9 +41,10 @@ TRANSACTIONS_PER_RUN = 20
 
 @dataclass(frozen=True)
 class MovedAmount:
-    """The charges of a cost centre before and after a change of a split, in cents."""
+    """The charges of a cost centre in one currency before and after a change of a split, in cents."""
 
     code: str
+    currency: str
     before: Decimal
     after: Decimal
 
@@ -72,7 +74,7 @@ def settle_cost_centres(now: datetime) -> int:
 
 
 def moved_amounts(payer: Payer, split: CostSplit, valid_from: datetime) -> list[MovedAmount]:
-    """Return the charges that a new split from ``valid_from`` on would move, by cost centre.
+    """Return the charges that a new split from ``valid_from`` on would move, by currency and cost centre.
 
     Only charged time counts. If a later split exists, time after its start does not count. A code is empty
     for time without a cost centre.
@@ -81,22 +83,30 @@ def moved_amounts(payer: Payer, split: CostSplit, valid_from: datetime) -> list[
     lines = Charge.objects.filter(_of_payer(payer), start__gte=valid_from)
     if later:
         lines = lines.filter(start__lt=min(later))
-    sums = lines.values_list("cost_centre").annotate(total=Sum("charged")).order_by("cost_centre")
-    exact = {code: total for code, total in sums if total}
-    if not exact:
-        return []
-    total = round_amount(sum(exact.values(), ZERO))
-    before = dict(zip(exact, round_parts(list(exact.values()), total=total), strict=True))
-    parts = split_amount(total, [share.percent for share in split])
+    sums = lines.values_list("price__currency", "cost_centre").annotate(total=Sum("charged"))
+    exact: dict[str, dict[str, Decimal]] = defaultdict(dict)
+    for currency, code, total in sums.order_by("price__currency", "cost_centre"):
+        if total:  # a line without a price charges nothing
+            exact[currency][code] = total
+    return [row for currency, charged in exact.items() for row in _moved_in(currency, charged, split)]
+
+
+def _moved_in(currency: str, charged: Mapping[str, Decimal], split: CostSplit) -> list[MovedAmount]:
+    """Return the amounts that a split moves in one currency. ``charged`` has six decimals, by cost centre."""
+    unit = smallest_unit(currency)
+    total = round_amount(sum(charged.values(), ZERO), unit)
+    before = dict(zip(charged, round_parts(list(charged.values()), unit, total=total), strict=True))
+    parts = split_amount(total, [share.percent for share in split], unit)
     after = {share.code: part for share, part in zip(split, parts, strict=True)}
     codes = sorted(before.keys() | after.keys())
-    return [MovedAmount(code, before.get(code, ZERO), after.get(code, ZERO)) for code in codes]
+    return [MovedAmount(code, currency, before.get(code, ZERO), after.get(code, ZERO)) for code in codes]
 
 
 def _settle_right_payers(now: datetime) -> None:
     """Mark the due shares of all payers without wrong lines as settled, with one pass over the lines.
 
-    A payer whose lines cannot be judged by their first and last start keeps its marks.
+    The pass reads only the first and the last start of each group of lines. If these do not prove that all
+    lines of the group are right, the shares of the payer stay due.
     """
     due = _due_shares(now)
     if not due.exists():
@@ -212,7 +222,7 @@ def _of_payer(payer: Payer) -> Q:
 
 
 def _wrong_pieces(payer: Payer, period: SplitPeriod, since: datetime, limit: int) -> Iterable[list[Charge]]:
-    """Return the pieces that have about ``limit`` wrong lines of a period. Reversed lines are left out.
+    """Return pieces that together have about ``limit`` wrong lines in a period. Reversed lines are left out.
 
     A piece is rewritten as a whole, because its lines are the rounded parts of one amount.
     """

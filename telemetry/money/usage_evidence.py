@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 
 from django.db import connection, transaction
@@ -29,8 +29,9 @@ from telemetry.ledger.locks import lock_ledger
 from telemetry.ledger.new_charges import NewCharge
 from telemetry.ledger.sums import update_measured_use
 from telemetry.models import EvidenceDue, Rollup
+from telemetry.models.rollups import CONTAINER_SECONDS
 from telemetry.money.evidence_locks import lock_for_update, lock_open_months
-from telemetry.sql_values import Microseconds, array_text, unnested
+from telemetry.sql_values import array_text
 
 HOURS_PER_TRANSACTION = 500
 HOURS_PER_RUN = 5_000
@@ -45,6 +46,14 @@ JOIN telemetry_charge AS line ON line.gpu_id = gpu.id
     AND line.start < due.hour + interval '1 hour' AND line."end" > due.hour
     AND line.start > due.hour - interval '26 hours'
 WHERE line.allocation_id IS NOT NULL AND NOT line.reversal
+"""
+# The ids are a constant: a join would expand the arrays of all allocations.
+_USAGE_SQL = """
+SELECT allocation_id, extract(epoch FROM bucket)::bigint, held_seconds, covered_seconds, utilisation_seconds
+FROM telemetry_rollup
+WHERE allocation_id = ANY(%(allocations)s::bigint[]) AND resolution = %(resolution)s
+    AND bucket >= to_timestamp(%(first)s) AND bucket < to_timestamp(%(end)s)
+    AND container >= to_timestamp(%(first_container)s) AND container < to_timestamp(%(end)s)
 """
 _STORE_SQL = """
 INSERT INTO telemetry_chargeevidence AS evidence
@@ -75,7 +84,7 @@ class _HeldLine:
     allocation: int
     start: int  # seconds since the epoch
     end: int
-    slots: float  # of its share
+    slots: float  # slots of the line's share of the unit
 
 
 def write_evidence(ids: Sequence[int], lines: Sequence[NewCharge], now: datetime) -> None:
@@ -192,14 +201,17 @@ def _load_usage(lines: Sequence[_HeldLine], resolution: int) -> dict[int, dict[i
     if not lines:
         return found
     first = min(line.start for line in lines)
-    rollups = Rollup.objects.filter(
-        allocation__in=unnested({line.allocation for line in lines}),
-        resolution=resolution,
-        bucket__gte=datetime.fromtimestamp(first - first % HOUR, UTC),
-        bucket__lt=datetime.fromtimestamp(max(line.end for line in lines) + HOUR, UTC),
-    )
-    for allocation, bucket, held, covered, used in rollups.values_list(
-        "allocation_id", Microseconds("bucket"), "held_seconds", "covered_seconds", "utilisation_seconds"
-    ):
-        found[allocation][bucket // 1_000_000] = HeldUsage(held, covered, used)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _USAGE_SQL,
+            {
+                "allocations": array_text({line.allocation for line in lines}),
+                "resolution": int(resolution),
+                "first": first - first % HOUR,
+                "first_container": first - first % CONTAINER_SECONDS[resolution],
+                "end": max(line.end for line in lines) + HOUR,
+            },
+        )
+        for allocation, bucket, held, covered, used in cursor.fetchall():
+            found[allocation][bucket] = HeldUsage(held, covered, used)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -71,14 +71,17 @@ def find_budget_status(
     return None if budget is None else budget_statuses([budget], now)[budget.pk]
 
 
-def budget_statuses(budgets: Iterable[Budget], now: datetime) -> dict[int, BudgetStatus]:
+def budget_statuses(
+    budgets: Iterable[Budget], now: datetime, forecasts: Mapping[int, BudgetForecast | None] | None = None
+) -> dict[int, BudgetStatus]:
     """Return the status of each budget by its id.
 
-    The forecasts are those that the budget check stored last. Runs one query for all forecasts and one for
-    all spending.
+    The forecasts are those that the budget check stored last. ``forecasts`` has them by the id of the budget,
+    if the caller has read them. Runs one query for all forecasts and one for all spending.
     """
     budgets = list(budgets)
-    forecasts = BudgetForecast.objects.in_bulk([budget.pk for budget in budgets])
+    if forecasts is None:
+        forecasts = BudgetForecast.objects.in_bulk([budget.pk for budget in budgets])
     spending = period_spends([budget_query(budget) for budget in budgets])
     return {
         budget.pk: _status(budget, exact, forecasts.get(budget.pk), now)

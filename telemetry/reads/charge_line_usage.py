@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from django.db.models import QuerySet
-
 from telemetry.models import Charge, ChargeEvidence, Rollup
+from telemetry.rollups.due_marks import bucket_start
 
 MEASURES = ("held_seconds", "covered_seconds", "utilisation_seconds", "utilisation_max", "energy_mj")
 
@@ -53,9 +52,8 @@ def line_usage(line: Charge) -> LineUsage | None:
     """Return the use of a line; None if no allocation held the GPU. Runs at most three queries."""
     if line.allocation_id is None:
         return None
-    rows = Rollup.objects.filter(allocation=line.allocation_id).order_by("bucket")
-    minutes = _overlapping(rows, Rollup.Resolution.MINUTE, line)
-    hours = [] if minutes else _overlapping(rows, Rollup.Resolution.HOUR, line)
+    minutes = _overlapping(Rollup.Resolution.MINUTE, line)
+    hours = [] if minutes else _overlapping(Rollup.Resolution.HOUR, line)
     used, covered = _stored_evidence(line)
     return LineUsage(
         coverage=_share(covered, line.slot_seconds),
@@ -71,10 +69,9 @@ def _stored_evidence(line: Charge) -> tuple[float | None, float | None]:
     return evidence.values_list("used_slot_seconds", "covered_slot_seconds").first() or (None, None)
 
 
-def _overlapping(rows: QuerySet[Rollup], resolution: int, line: Charge) -> list[dict[str, Any]]:
-    first = line.start - timedelta(seconds=resolution)
-    found = rows.filter(resolution=resolution, bucket__gt=first, bucket__lt=line.end)
-    return list(found.values("bucket", *MEASURES))
+def _overlapping(resolution: int, line: Charge) -> list[dict[str, Any]]:
+    found = Rollup.objects.within(resolution, bucket_start(line.start, resolution), line.end)
+    return list(found.filter(allocation=line.allocation_id).order_by("bucket").values("bucket", *MEASURES))
 
 
 def _by_hour(rows: Iterable[dict[str, Any]]) -> list[HourOfUse]:

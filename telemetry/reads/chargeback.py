@@ -27,9 +27,11 @@ from telemetry.models import (
     ChargeCell,
     Statement,
     StatementLine,
+    StatementLinePerson,
     StatementState,
 )
 from telemetry.money.billing_months import next_month
+from telemetry.money.closing.statement_months import StatementMonths
 from telemetry.money.pricing.billing_currencies import currency_of_month
 from telemetry.reads.usage_filters import to_gpu_hours
 
@@ -148,7 +150,7 @@ def charge_lines(month: date, lines: QuerySet[Charge] | None = None, **where: An
 
 
 def charge_condition(where: Mapping[str, Any]) -> Q:
-    """Return the condition of filters on charge lines. A tuple selects each of its keys.
+    """Return the condition for the charge lines that match all filters. A tuple matches each of its keys.
 
     Raises ValueError for an unknown filter.
     """
@@ -167,7 +169,7 @@ def charge_condition(where: Mapping[str, Any]) -> Q:
 
 
 def sums_condition(where: Mapping[str, Any], *, from_cells: bool) -> Q:
-    """Return the condition of filters on cells, or on statement lines.
+    """Return the condition for the cells that match all filters, or for the statement lines.
 
     Raises ValueError for an unknown filter, and for one that statement lines do not have.
     """
@@ -185,9 +187,11 @@ def sums_condition(where: Mapping[str, Any], *, from_cells: bool) -> Q:
 
 
 def any_condition(selected: Collection[Mapping[str, Any]], *, from_cells: bool) -> Q:
-    """Return the condition that at least one of several groups of filters holds, as in ``sums_condition``."""
+    """Return the condition for the rows that match at least one of several sets of filters.
+    ``sums_condition`` defines which rows match one set.
+    """
     if not all(selected):
-        return Q()  # no filter selects everything
+        return Q()  # an empty set of filters matches all rows
     found = Q(pk__in=[])
     for where in selected:
         found |= sums_condition(where, from_cells=from_cells)
@@ -195,7 +199,7 @@ def any_condition(selected: Collection[Mapping[str, Any]], *, from_cells: bool) 
 
 
 def sum_column(name: str, *, from_cells: bool) -> str:
-    """Return the column of a filter or dimension in cells, or in statement lines."""
+    """Return the column of a filter or dimension in the table of cells, or in that of statement lines."""
     column = name if name in SPAN_FILTERS else CHARGE_DIMENSIONS[name][0]
     return f"line__{column}" if from_cells and name not in CELL_DIMENSIONS else column
 
@@ -212,7 +216,8 @@ def _check_filters(where: Mapping[str, Any]) -> None:
 
 
 def charged_lines(prefix: str = "") -> Q:
-    """Return the filter of the statement lines that somebody pays: also idle time and adjustments.
+    """Return the condition for the statement lines that somebody pays: those of work, of shares of idle time
+    and of adjustments.
 
     ``prefix`` is the path to the statement line, such as "line__" for cells.
     """
@@ -226,6 +231,8 @@ def charges_by(
     cells: QuerySet[ChargeCell] | None = None,
     *,
     charged_only: bool = True,
+    with_names: bool = True,
+    months: StatementMonths | None = None,
     **where: Any,
 ) -> ChargeTable:
     """Return a month's charges grouped by one dimension.
@@ -234,14 +241,16 @@ def charges_by(
     that the viewer has selected in each earlier dimension. The charges of the table sum, to the cent, to the
     charge of the row that was selected last.
 
-    If ``charged_only`` is False, the table also includes idle, unhealthy and lost time with its cost. The
-    number of queries does not depend on the path or on the number of rows.
+    If ``charged_only`` is False, the table also includes idle, unhealthy and lost time with its cost.
+    If ``with_names`` is False, the groups have no names. ``months`` are the statements of all months, if the
+    caller has them. The number of queries does not depend on the path or on the number of rows.
     """
     if dimension not in CHARGE_DIMENSIONS:
         raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(CHARGE_DIMENSIONS)}")
     rows = _group_sums((dimension,), month, cells, charged_only, [where])
-    names = group_names(dimension, {row["key_0"] for row in rows}, month)
-    return _table(rows, [_charge_group(row, row["key_0"], names) for row in rows], month)
+    keys = {row["key_0"] for row in rows} if with_names else ()
+    names = group_names(dimension, keys, month, months) if keys else {}
+    return _table(rows, [_charge_group(row, row["key_0"], names) for row in rows], month, months)
 
 
 def charges_by_path(
@@ -249,36 +258,43 @@ def charges_by_path(
     month: date,
     cells: QuerySet[ChargeCell] | None,
     parents: Collection[Mapping[str, Any]],
+    months: StatementMonths | None = None,
 ) -> dict[tuple[Any, ...], ChargeTable]:
-    """Return the tables below several rows of a tree of charges, by the keys of the row.
+    """Return the tables below several rows of a tree of charges. The key of each table is the path of its
+    row.
 
-    ``dimensions`` are the levels of the tree from the first one down to that of the tables. Each of
-    ``parents`` has the filters of one row. A table equals that of ``charges_by`` with these filters; a row
-    without charges has no table. The number of queries does not depend on the number of parents.
+    ``dimensions`` are the levels of the tree, from the first level to the level of the returned tables. Each
+    of ``parents`` has the filters of one row. A table equals that of ``charges_by`` with these filters; a row
+    without charges has no table. ``months`` are the statements of all months, if the caller has them. The
+    number of queries does not depend on the number of parents.
     """
     rows = _group_sums(tuple(dimensions), month, cells, True, parents)
     last = f"key_{len(dimensions) - 1}"
-    names = group_names(dimensions[-1], {row[last] for row in rows}, month)
+    names = group_names(dimensions[-1], {row[last] for row in rows}, month, months)
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         found[tuple(row[f"key_{at}"] for at in range(len(dimensions) - 1))].append(row)
     return {
-        path: _table(below, [_charge_group(row, row[last], names) for row in below], month)
+        path: _table(below, [_charge_group(row, row[last], names) for row in below], month, months)
         for path, below in found.items()
     }
 
 
-def _table(rows: list[dict[str, Any]], groups: list[ChargeGroup], month: date) -> ChargeTable:
+def _table(
+    rows: list[dict[str, Any]], groups: list[ChargeGroup], month: date, months: StatementMonths | None
+) -> ChargeTable:
     groups = sorted(groups, key=lambda group: (-group.charged, group.name, str(group.key)))
     own = [group for group in groups if group.corrected_month is None]
     return ChargeTable(
         own,
-        _total([row for row in rows if row["corrected"] is None], own, month),
+        _total([row for row in rows if row["corrected"] is None], own, month, months),
         [group for group in groups if group.corrected_month is not None],
     )
 
 
-def group_names(dimension: str, keys: Iterable[Any], month: date) -> dict[Any, str]:
+def group_names(
+    dimension: str, keys: Iterable[Any], month: date, months: StatementMonths | None = None
+) -> dict[Any, str]:
     """Return the name of each key of a dimension, for example the names of teams by id.
 
     Names of a closed month are those at the time of its close. Names of an open month are today's names. The
@@ -288,11 +304,16 @@ def group_names(dimension: str, keys: Iterable[Any], month: date) -> dict[Any, s
     wanted = {each for each in keys if each is not None}
     if key == name and dimension != "cost_centre":
         return {each: str(each) for each in wanted}
-    is_closed = Statement.objects.filter(month=month, state=StatementState.CLOSED).exists()
+    if months is not None:
+        is_closed = months.is_closed(month)
+    else:
+        is_closed = Statement.objects.filter(month=month, state=StatementState.CLOSED).exists()
     if dimension == "cost_centre":
         return labels_at_close(month, wanted) if is_closed else cost_centre_labels(wanted)
     if is_closed:
         source: Any = ChargeCell if dimension in CELL_DIMENSIONS else StatementLine
+        if dimension == "user":
+            source = StatementLinePerson
         stored = source.objects.filter(statement__month=month, **{f"{key}__in": wanted})
         return dict(stored.values_list(key).annotate(stored_name=Max(name)).values_list(key, "stored_name"))
     rows, column = _named_rows(dimension)
@@ -330,7 +351,7 @@ def _group_sums(
     line = "line__" if from_cells else ""
     found: QuerySet[Any] = StatementLine.objects.all()
     if from_cells:
-        found = ChargeCell.objects.all() if cells is None else cells
+        found = _cells_or_people(names) if cells is None else cells
     found = found.filter(**{"statement__month": month, f"{line}shared_out": False})
     found = found.filter(any_condition(selected, from_cells=from_cells))
     shared = Q(**{f"{line}idle_share": True})
@@ -364,6 +385,12 @@ def _group_sums(
     return [dict(row) for row in rows if row["slot_sum"] or row["charged_sum"] or row["cost_sum"]]
 
 
+def _cells_or_people(names: Collection[str]) -> QuerySet[Any]:
+    """Return the query of sums per person if it has the columns ``names``, otherwise that of all cells."""
+    only_cells_have = CELL_DIMENSIONS - {"user"}
+    return ChargeCell.objects.all() if only_cells_have & set(names) else StatementLinePerson.objects.all()
+
+
 def _charge_group(row: Mapping[str, Any], key: Any, names: Mapping[Any, str]) -> ChargeGroup:
     apart = row["reserved_sum"] + row["shared_sum"] + row["adjusted_sum"]
     return ChargeGroup(
@@ -385,7 +412,9 @@ def _charge_group(row: Mapping[str, Any], key: Any, names: Mapping[Any, str]) ->
     )
 
 
-def _total(rows: list[dict[str, Any]], groups: list[ChargeGroup], month: date) -> ChargeGroup:
+def _total(
+    rows: list[dict[str, Any]], groups: list[ChargeGroup], month: date, months: StatementMonths | None
+) -> ChargeGroup:
     covered = [row["covered_sum"] for row in rows if row["covered_sum"] is not None]
     sums = {name: sum((getattr(group, name) for group in groups), ZERO) for name in AMOUNTS}
     return ChargeGroup(
@@ -395,8 +424,12 @@ def _total(rows: list[dict[str, Any]], groups: list[ChargeGroup], month: date) -
         gpu_hours=to_gpu_hours(sum(row["slot_sum"] for row in rows)),
         **sums,
         coverage=_coverage(sum(covered) if covered else None, sum(row["held_sum"] for row in rows)),
-        currency=groups[0].currency if groups else currency_of_month(month),
+        currency=groups[0].currency if groups else _currency(month, months),
     )
+
+
+def _currency(month: date, months: StatementMonths | None) -> str:
+    return currency_of_month(month) if months is None else months.currency_of(month)
 
 
 def _coverage(covered: float | None, held: float) -> float | None:

@@ -49,7 +49,10 @@ def correction_blocks(
 def blocks_of_table(
     table: ChargeTable, month: date, lines: QuerySet[Charge] | None, where: Mapping[str, Any]
 ) -> list[CorrectionBlock]:
-    """Return the blocks like ``correction_blocks``, from the table by cost centre that the caller has."""
+    """Return the result of ``correction_blocks``.
+
+    ``table`` has the charges by cost centre that are already read.
+    """
     if not table.corrections:
         return []
     causes = _causes(month, lines, where)

@@ -8,13 +8,26 @@ from datetime import datetime, timedelta
 
 from django.db import connection
 
+from telemetry.models import Rollup
+from telemetry.rollups.storage import rollup_condition
+
 STALE_AFTER = timedelta(seconds=90)  # older readings are not current
+# The ids are read first: a join would expand the arrays of all allocations.
+_MINUTES_SQL = """
+SELECT held.workload_id, used.bucket, sum(used.utilisation_seconds), sum(used.covered_seconds)
+FROM telemetry_rollup AS used JOIN scheduler_allocation AS held ON held.id = used.allocation_id
+WHERE used.allocation_id = ANY(ARRAY(
+        SELECT id FROM scheduler_allocation WHERE workload_id = ANY(%s) AND period && tstzrange(%s, %s)))
+    AND {buckets}
+GROUP BY 1, 2 ORDER BY 2
+"""
 LIVE_FIELDS = (
     "utilisation",
     "sm_active",
     "tensor_active",
     "memory_used_mib",
     "power_w",
+    "energy_mj",
     "temperature_c",
     "sm_clock_mhz",
     "throttle_reasons",
@@ -37,6 +50,8 @@ class LiveUnitReading:
     gpu_index: int
     model: str
     profile: str
+    uuid: str
+    pool_slug: str
     memory_mib: int
     simulated: bool
     allocation: int | None
@@ -47,6 +62,7 @@ class LiveUnitReading:
     tensor_active: float | None = None
     memory_used_mib: int | None = None
     power_w: float | None = None
+    energy_mj: int | None = None
     temperature_c: float | None = None
     sm_clock_mhz: int | None = None
     throttle_reasons: int | None = None
@@ -68,10 +84,10 @@ def live_unit_readings(
     readings = ", ".join(f"s.{name}" for name in LIVE_FIELDS)
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT u.id, g.id, h.id, h.name, g.index, g.model, u.profile, u.memory_mib, h.simulated,"
-            f" a.id, a.workload_id, s.ts, {readings}"
+            "SELECT u.id, g.id, h.id, h.name, g.index, g.model, u.profile, u.uuid, p.slug,"
+            f" u.memory_mib, h.simulated, a.id, a.workload_id, s.ts, {readings}"
             " FROM scheduler_unit u JOIN scheduler_gpu g ON g.id = u.gpu_id"
-            " JOIN scheduler_host h ON h.id = g.host_id"
+            " JOIN scheduler_host h ON h.id = g.host_id JOIN scheduler_pool p ON p.id = h.pool_id"
             " LEFT JOIN scheduler_allocation a ON a.unit_id = u.id AND upper_inf(a.period)"
             " LEFT JOIN LATERAL (SELECT * FROM telemetry_sample x"
             "   WHERE x.unit_id = u.id AND x.ts > %s AND x.ts <= %s"
@@ -81,3 +97,13 @@ def live_unit_readings(
             [now - STALE_AFTER, now + STALE_AFTER, *values],
         )
         return [LiveUnitReading(*row) for row in cursor.fetchall()]
+
+
+def minutes_of_workloads(
+    workloads: Collection[int], start: datetime, end: datetime
+) -> list[tuple[int, datetime, float | None, float]]:
+    """Return (workload id, start, utilisation seconds, covered seconds) of each minute, in order of time."""
+    buckets, values = rollup_condition(Rollup.Resolution.MINUTE, start, end)
+    with connection.cursor() as cursor:
+        cursor.execute(_MINUTES_SQL.format(buckets=buckets), [list(workloads), start, end, *values])
+        return list(cursor.fetchall())

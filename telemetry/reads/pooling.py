@@ -9,16 +9,13 @@ from decimal import Decimal
 
 import numpy as np
 from django.db import connection
-from django.db.models import Sum
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
-from telemetry.core.amounts import round_amount
+from telemetry.core.amounts import HOURS_PER_MONTH, ZERO, round_amount
 from telemetry.core.currencies import smallest_unit
 from telemetry.reads.usage_filters import UsageFilters
 from telemetry.reads.usage_over_time import held_over_time, step_edges
 from telemetry.reads.usage_rows import UsageRows
-
-HOURS_PER_MONTH = Decimal(730)
 
 
 @dataclass(frozen=True)
@@ -47,11 +44,12 @@ class PoolingSavings:
 
 def pooling_savings(filters: UsageFilters, reads: UsageRows | None = None) -> PoolingSavings:
     """Return the GPUs that the teams would need separately and together, and the savings."""
-    teams = held_over_time(reads or UsageRows(filters), step_edges(filters, timedelta(hours=1)), "team")
+    reads = reads or UsageRows(filters)
+    teams = held_over_time(reads, step_edges(filters, timedelta(hours=1)), "team")
     by_team = [(key, name, _percentile(held, 95)) for key, name, held in teams]
     together = [sum(values) for values in zip(*(held for _, _, held in teams), strict=True)]
     dedicated, pooled = sum(demand for _, _, demand in by_team), _percentile(together, 95)
-    price = _mean_gpu_hour_price(filters)
+    price = _mean_gpu_hour_price(reads)
     gpus = Decimal(str(round(dedicated - pooled, 6)))
     unit = smallest_unit(filters.currency)
     saved = None if price is None else round_amount(price * HOURS_PER_MONTH * gpus, unit)
@@ -62,12 +60,12 @@ def _percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(np.asarray(values), percent)) if values else 0.0
 
 
-def _mean_gpu_hour_price(filters: UsageFilters) -> Decimal | None:
+def _mean_gpu_hour_price(reads: UsageRows) -> Decimal | None:
     """Return the mean price of a GPU-hour, weighted by held time; None if nothing was charged."""
-    lines = filters.charges().filter(bucket="used", price__currency=filters.currency)
-    sums = lines.aggregate(amount=Sum("charged"), seconds=Sum("slot_seconds"))
-    if sums["seconds"]:
-        return Decimal(sums["amount"]) * SLOT_SECONDS_PER_GPU_HOUR / Decimal(sums["seconds"])
+    used = [part for part in reads.charges if part.bucket == "used"]
+    if seconds := sum(part.whole_seconds for part in used):
+        charged = sum((part.whole_charged for part in used), ZERO)
+        return charged * SLOT_SECONDS_PER_GPU_HOUR / Decimal(seconds)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Find the unusual spend of a month: read its days, and apply the rules of ``telemetry.core.unusual_spend``.
+"""Find the unusual spend of a month: read its days, and apply ``telemetry.core.spending.unusual_spend``.
 
 All amounts are sums of the cents of cells and statement lines. The search may read millions of cells, so a
 task runs it and stores what it finds.
@@ -7,19 +7,19 @@ task runs it and stores what it finds.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import Count, F, Min, Q, Sum
 
 from scheduler.models import Project
 from telemetry.core.amounts import ZERO
-from telemetry.core.unusual_spend import (
+from telemetry.core.spending.unusual_spend import (
     WEEK,
     WEEKS_COMPARED,
     HighDays,
@@ -42,31 +42,36 @@ from telemetry.models import (
 from telemetry.money.billing_months import billing_calendar, month_bounds
 from telemetry.reads.usage_filters import to_gpu_hours
 
-SPARK_DAYS = 28  # days of the small curve of a finding, up to its last day
+SPARK_DAYS = 28  # days in the small chart of a finding; the last is the finding's last day
 
-# The daily charges of held time by project, person and workload name. Only subjects with a day of the month
-# above the least amount are returned. A project or a person has an empty workload name.
+# The daily charges of held time by project, person and workload name. A name has rows of its own only if one
+# of its days in the month reaches about the smallest amount that can be unusual. All other work of a person
+# has one row per day, without a name. Most names belong to one small job, and a group for each of them would
+# take most of the query's time.
 _DAYS = """
-WITH cells AS (
-    SELECT line.project_id, cell.user_id, cell.workload_name, cell.day, cell.charged_cents, cell.slot_seconds
-    FROM telemetry_chargecell cell JOIN telemetry_statementline line ON line.id = cell.line_id
-    JOIN telemetry_statement statement ON statement.id = line.statement_id
-    WHERE statement.month BETWEEN %(first_month)s AND %(month)s AND cell.day >= %(since)s
-        AND line.bucket = 'used' AND NOT line.idle_share AND line.corrected_month IS NULL
-        AND line.currency = %(currency)s AND line.project_id IS NOT NULL AND cell.user_id IS NOT NULL),
-daily AS (
-    SELECT project_id, coalesce(user_id, 0) AS user_id, coalesce(workload_name, '') AS workload_name,
-        grouping(user_id, workload_name) AS wider, day,
-        sum(charged_cents) AS charged, sum(slot_seconds) AS seconds
-    FROM cells
-    GROUP BY GROUPING SETS ((project_id, day), (project_id, user_id, day),
-        (project_id, user_id, workload_name, day))),
-high AS (
-    SELECT DISTINCT project_id, user_id, workload_name, wider FROM daily
-    WHERE day >= %(first)s AND charged >= %(least)s)
-SELECT project_id, user_id, workload_name, wider, day, charged, seconds
-FROM daily JOIN high USING (project_id, user_id, workload_name, wider)
-WHERE charged > 0 ORDER BY 1, 4 DESC, 2, 3, 5"""
+WITH lines AS MATERIALIZED (
+    SELECT line.id, line.project_id, statement.month = %(month)s AS is_searched
+    FROM telemetry_statementline line JOIN telemetry_statement statement ON statement.id = line.statement_id
+    WHERE statement.month BETWEEN %(first_month)s AND %(month)s AND line.bucket = 'used'
+        AND NOT line.idle_share AND line.corrected_month IS NULL AND line.currency = %(currency)s
+        AND line.project_id IS NOT NULL),
+costly AS MATERIALIZED (
+    SELECT DISTINCT project_id, user_id, workload_name
+    FROM (
+        SELECT lines.project_id, cell.user_id, cell.workload_name
+        FROM telemetry_chargecell cell JOIN lines ON lines.id = cell.line_id
+        WHERE lines.is_searched AND cell.user_id IS NOT NULL AND cell.day >= %(first)s
+        GROUP BY 1, 2, 3, cell.day
+        -- Sums of floats need less memory. The rules see the exact sums.
+        HAVING sum(cell.charged_cents::float8) >= 0.99 * %(least)s) AS days)
+SELECT lines.project_id, cell.user_id,
+    CASE WHEN (lines.project_id, cell.user_id, cell.workload_name)
+        IN (SELECT project_id, user_id, workload_name FROM costly) THEN cell.workload_name END,
+    cell.day, sum(cell.charged_cents), sum(cell.slot_seconds)
+FROM telemetry_chargecell cell JOIN lines ON lines.id = cell.line_id
+WHERE cell.day >= %(since)s AND cell.user_id IS NOT NULL
+GROUP BY 1, 2, 3, 4"""
+_SEARCH_MEMORY = "64MB"  # enough to group the million cells of a large month
 
 
 @dataclass(frozen=True)
@@ -93,12 +98,16 @@ class _SubjectDays:
     seconds: dict[date, int]
 
 
+_SubjectKey = tuple[int, int | None, str | None]  # the fields of SpendSubject
+_DaySums = dict[date, tuple[Decimal, int]]  # charge and slot-seconds
+
+
 @dataclass(frozen=True)
 class _SearchedMonth:
     statement: Statement
     first: date
     last: date
-    projects: Mapping[int, tuple[str, int]]  # id -> (name, team)
+    projects: Mapping[int, tuple[str, int]]  # project id -> (name, team id)
 
     @property
     def currency(self) -> str:
@@ -106,7 +115,7 @@ class _SearchedMonth:
 
 
 def search_unusual_spend(statement: Statement, today: date) -> list[FoundSpend]:
-    """Return the unusual spend of a month up to ``today``, the largest amount of each rule first."""
+    """Return the unusual spend of a month up to ``today``, sorted by rule, then by amount (largest first)."""
     month = _searched_month(statement, today)
     found = [*_high_days(month), *_not_taken(month), *_new_prices(month), *_new_projects(month)]
     order = list(UnusualSpendKind)
@@ -143,14 +152,45 @@ def _days_by_subject(month: _SearchedMonth) -> dict[SpendSubject, _SubjectDays]:
         "least": least_amount(month.currency),
         "currency": month.currency,
     }
-    found: dict[SpendSubject, _SubjectDays] = defaultdict(lambda: _SubjectDays({}, {}))
-    with connection.cursor() as cursor:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('work_mem', %s, true)", [_SEARCH_MEMORY])
         cursor.execute(_DAYS, values)
-        for project, user, name, wider, day, charged, seconds in cursor.fetchall():
-            subject = SpendSubject(project, None if wider == 3 else user, None if wider else name)
-            found[subject].charged[day] = charged
-            found[subject].seconds[day] = int(seconds)
+        days = _summed_days(cursor)
+    found = {}
+    for key in sorted(days, key=_widest_first):
+        charged = {day: each for day, (each, _) in sorted(days[key].items()) if each > 0}
+        if any(each >= values["least"] and day >= month.first for day, each in charged.items()):
+            found[SpendSubject(*key)] = _SubjectDays(charged, {day: days[key][day][1] for day in charged})
     return found
+
+
+def _summed_days(rows: Iterable[tuple[Any, ...]]) -> dict[_SubjectKey, _DaySums]:
+    """Return the charge and the slot-seconds of each day by subject.
+
+    A row with a workload name counts for the name, the person and the project. A row without a name counts
+    for the person and the project.
+    """
+    names: dict[_SubjectKey, _DaySums] = defaultdict(dict)
+    people: dict[_SubjectKey, _DaySums] = defaultdict(dict)
+    projects: dict[_SubjectKey, _DaySums] = defaultdict(dict)
+    for project, user, name, day, charged, seconds in rows:
+        if name is not None:
+            names[project, user, name][day] = (charged, int(seconds))
+        _add(people[project, user, None], day, charged, int(seconds))
+    for (project, _, _), days in people.items():
+        for day, (charged, seconds) in days.items():
+            _add(projects[project, None, None], day, charged, seconds)
+    return {**projects, **people, **names}
+
+
+def _add(days: _DaySums, day: date, charged: Decimal, seconds: int) -> None:
+    before = days.get(day)
+    days[day] = (charged, seconds) if before is None else (before[0] + charged, before[1] + seconds)
+
+
+def _widest_first(key: _SubjectKey) -> tuple[Any, ...]:
+    project, user, name = key
+    return project, user is not None, name is not None, user or 0, name or ""
 
 
 def _found_high_days(
@@ -181,7 +221,7 @@ def _found_high_days(
 
 
 def _not_taken(month: _SearchedMonth) -> Iterator[FoundSpend]:
-    """Yield each project that took too little of its reserved time."""
+    """Yield each project that used too little of its reserved time."""
     reserved = _reserved_time(month)
     unused = StatementLineDay.objects.filter(
         line__statement=month.statement,
@@ -272,9 +312,19 @@ def _new_prices(month: _SearchedMonth) -> Iterator[FoundSpend]:
             continue
         figures = {"old": str(old), "new": str(new.price_per_gpu_hour), "charged": str(charged)}
         yield FoundSpend(
-            UnusualSpendKind.NEW_PRICE, None, None, None, "", new.model, first, month.last, month.currency,
-            effect, None, figures,
-        )  # fmt: skip
+            UnusualSpendKind.NEW_PRICE,
+            None,
+            None,
+            None,
+            "",
+            new.model,
+            first,
+            month.last,
+            month.currency,
+            effect,
+            None,
+            figures,
+        )
 
 
 def _charged_of_model(month: _SearchedMonth, price: Price, first: date, own_pools: set[int]) -> Decimal:
@@ -310,6 +360,16 @@ def _new_projects(month: _SearchedMonth) -> Iterator[FoundSpend]:
             continue
         project, team = month.projects[row["project"]]
         yield FoundSpend(
-            UnusualSpendKind.NEW_PROJECT, team, row["project"], None, "", project, row["first"], month.last,
-            month.currency, row["charged"], None, {"project": project, "days": row["days"]},
-        )  # fmt: skip
+            UnusualSpendKind.NEW_PROJECT,
+            team,
+            row["project"],
+            None,
+            "",
+            project,
+            row["first"],
+            month.last,
+            month.currency,
+            row["charged"],
+            None,
+            {"project": project, "days": row["days"]},
+        )

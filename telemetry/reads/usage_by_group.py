@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import F, Sum
-
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR, SLOTS_PER_GPU
 from scheduler.models import Quota
 from telemetry.core.amounts import ZERO, round_parts
 from telemetry.core.currencies import smallest_unit
-from telemetry.reads.usage_filters import USAGE_DIMENSIONS, UsageFilters, to_gpu_hours
+from telemetry.reads.usage.charge_sums import ChargeSums, charge_sums, shared_dimensions
+from telemetry.reads.usage_filters import CUBE_DIMENSIONS, USAGE_DIMENSIONS, UsageFilters, to_gpu_hours
 from telemetry.reads.usage_rows import USAGE_MEASURES, HeldInterval, UsageRows
-from telemetry.reads.waterfall import overlap_share
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class GroupUsage:
 
     A group is a team, project, user, type, model, pool, host, GPU or workload. Fields without another unit
     are in GPU-hours. ``used`` is weighted by utilisation, and ``busy`` counts time with any activity.
-    ``guarantee`` is a number of GPUs, for teams only.
+    ``guarantee`` is a number of GPUs, for teams only. ``borrowed`` is unknown for a long period.
     """
 
     key: Any
@@ -38,7 +36,7 @@ class GroupUsage:
     empty: float | None
     sm_active: float | None
     tensor_active: float | None
-    borrowed: float
+    borrowed: float | None
     lost: float
     guarantee: float | None
     coverage: float | None
@@ -64,11 +62,10 @@ class UsageTable:
 def usage_by(dimension: str, filters: UsageFilters, reads: UsageRows | None = None) -> UsageTable:
     """Return held, used, borrowed and lost GPU-hours by ``dimension`` (a key of USAGE_DIMENSIONS)."""
     check_dimension(dimension)
+    money, lost = _charged_and_lost(dimension, _charge_lines(dimension, filters, reads))
     reads = reads or UsageRows(filters)
-    held, names = _held_slot_seconds(reads.holds(dimension))
     measured = reads.sums(dimension)
-    money, lost = _charged_and_lost(dimension, filters)
-    borrowed, _ = _held_slot_seconds(hold for hold in reads.holds(dimension) if hold.borrowed)
+    held, names, borrowed = _held_and_borrowed(dimension, filters, reads)
     guarantees = _guaranteed_gpus(filters) if dimension == "team" else {}
     charges = dict(
         zip(money, round_parts(list(money.values()), smallest_unit(filters.currency)), strict=True)
@@ -94,7 +91,7 @@ def usage_by(dimension: str, filters: UsageFilters, reads: UsageRows | None = No
                 empty=hours["empty_seconds"],
                 sm_active=hours["sm_active_seconds"],
                 tensor_active=hours["tensor_active_seconds"],
-                borrowed=to_gpu_hours(borrowed.get(key)),
+                borrowed=_known_hours(borrowed, key),
                 lost=to_gpu_hours(lost.get(key)),
                 guarantee=guarantees[key][1] if key in guarantees else None,
                 coverage=min(1.0, covered / max(seconds, mix_held))
@@ -108,10 +105,41 @@ def usage_by(dimension: str, filters: UsageFilters, reads: UsageRows | None = No
     return UsageTable(groups, filters.hours)
 
 
+def _charge_lines(dimension: str, filters: UsageFilters, reads: UsageRows | None) -> list[ChargeSums]:
+    if reads is not None and dimension in shared_dimensions(filters):
+        return reads.charges
+    return charge_sums([filters], (dimension,))[0]
+
+
+def _known_hours(sums: dict[Any, float] | None, key: Any) -> float | None:
+    return None if sums is None else to_gpu_hours(sums.get(key))
+
+
+def _held_and_borrowed(
+    dimension: str, filters: UsageFilters, reads: UsageRows
+) -> tuple[dict[Any, float], dict[Any, str], dict[Any, float] | None]:
+    """Return by group: held slot-seconds, names, and borrowed slot-seconds; None if these are unknown."""
+    if filters.is_long:
+        check_long_dimension(dimension)
+        measured = reads.sums(dimension)
+        held = {key: row["held_seconds"] or 0.0 for key, row in measured.items()}
+        return held, {key: row["name"] for key, row in measured.items()}, None
+    held, names = _held_slot_seconds(reads.holds(dimension))
+    borrowed, _ = _held_slot_seconds(hold for hold in reads.holds(dimension) if hold.borrowed)
+    return held, names, borrowed
+
+
 def check_dimension(dimension: str) -> None:
     """Raise ValueError unless ``dimension`` is a key of USAGE_DIMENSIONS."""
     if dimension not in USAGE_DIMENSIONS:
         raise ValueError(f"dimension: {dimension!r} is not one of {', '.join(USAGE_DIMENSIONS)}")
+
+
+def check_long_dimension(dimension: str) -> None:
+    """Raise ValueError unless cubes have the dimension. A long period is read from cubes alone."""
+    if dimension not in CUBE_DIMENSIONS:
+        allowed = ", ".join(sorted(CUBE_DIMENSIONS))
+        raise ValueError(f"dimension: {dimension!r} is not one of {allowed}, for over 62 days")
 
 
 def _held_slot_seconds(holds: Iterable[HeldInterval]) -> tuple[dict[Any, float], dict[Any, str]]:
@@ -124,41 +152,20 @@ def _held_slot_seconds(holds: Iterable[HeldInterval]) -> tuple[dict[Any, float],
     return dict(sums), names
 
 
-CHARGE_COLUMNS = {
-    "team": "team",
-    "project": "project",
-    "user": "user",
-    "type": "workload_type",
-    "model": "model",
-    "pool": "pool",
-    "host": "gpu__host",
-    "gpu": "gpu",
-    "workload": "workload",
-}
-
-
-def _charged_and_lost(dimension: str, filters: UsageFilters) -> tuple[dict[Any, Decimal], dict[Any, float]]:
+def _charged_and_lost(
+    dimension: str, charges: Iterable[ChargeSums]
+) -> tuple[dict[Any, Decimal], dict[Any, float]]:
     """Return two dicts by group: the charged money, and the lost slot-seconds.
 
     Time is lost if a preemption or a hardware fault made its work useless.
     """
     charged: dict[Any, Decimal] = defaultdict(Decimal)
     lost: dict[Any, float] = defaultdict(float)
-    column = CHARGE_COLUMNS[dimension]
-    lines = filters.charges()
-    inside = lines.filter(start__gte=filters.start, end__lte=filters.end)
-    grouped = inside.values_list(column, "bucket").annotate(
-        amount=filters.sum_of("charged"), seconds=Sum("slot_seconds")
-    )
-    rows = [(key, bucket, amount, float(seconds)) for key, bucket, amount, seconds in grouped]
-    for line in lines.exclude(start__gte=filters.start, end__lte=filters.end).annotate(group_key=F(column)):
-        part = overlap_share(line, filters)
-        amount = line.charged * Decimal(str(part)) if filters.has_currency(line) else ZERO
-        rows.append((line.group_key, line.bucket, amount, line.slot_seconds * part))
-    for key, bucket, amount, seconds in rows:
-        charged[key] += amount
-        if bucket in ("preempted", "hardware_lost"):
-            lost[key] += seconds
+    for part in charges:
+        key = part.keys[dimension]
+        charged[key] += part.charged
+        if part.bucket in ("preempted", "hardware_lost"):
+            lost[key] += part.seconds
     return dict(charged), dict(lost)
 
 

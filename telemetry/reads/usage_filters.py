@@ -9,13 +9,15 @@ from decimal import Decimal
 from typing import Any
 
 from django.contrib.auth import get_user_model
-from django.db.models import Max, Min, Q, QuerySet, Sum
+from django.db import connection
+from django.db.models import Q, QuerySet, Sum
 from django.db.models.functions import Coalesce
 
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.core.amounts import ZERO
 from telemetry.core.currencies import DEFAULT_CURRENCY
-from telemetry.models import Charge, ChargedUntil, Rollup
+from telemetry.models import Charge, Rollup
+from telemetry.rollups.storage import LAST_MINUTE_SQL, first_open_day, rollup_condition
 
 # dimension -> (SQL column of the group's key, SQL column of its name). HARDWARE_JOINS_SQL and WORK_JOINS_SQL
 # define the table aliases.
@@ -30,17 +32,24 @@ USAGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "gpu": ("g.id", "h.name || ' GPU ' || g.index"),
     "workload": ("w.id", "w.name"),
 }
+# READ_DIMENSIONS also has the groups of WorkKey in a long period.
+READ_DIMENSIONS = USAGE_DIMENSIONS | {
+    "project_user": ("coalesce(p.id, 0) || '/' || coalesce(w.owner_id, 0)", "''"),
+}
+CUBE_DIMENSIONS = frozenset({"team", "project", "user", "type", "model", "pool", "project_user"})
 # These are left joins, because PostgreSQL removes left joins that a query does not use.
 HARDWARE_JOINS_SQL = (
     " JOIN scheduler_unit u ON u.id = {unit} LEFT JOIN scheduler_gpu g ON g.id = u.gpu_id"
     " LEFT JOIN scheduler_host h ON h.id = g.host_id LEFT JOIN scheduler_pool pool ON pool.id = g.pool_id"
 )
 # The table of the configured user model.
-_USER_META = get_user_model()._meta
+USER_TABLE = get_user_model()._meta.db_table
+# Longer periods are read from cubes alone: one GPU has too many rows.
+LONGEST_BY_GPU = timedelta(days=62)
 WORK_JOINS_SQL = (
     " LEFT JOIN scheduler_workload w ON w.id = a.workload_id"
     " LEFT JOIN scheduler_project p ON p.id = a.project_id"
-    f" LEFT JOIN scheduler_team t ON t.id = p.team_id LEFT JOIN {_USER_META.db_table} o ON o.id = w.owner_id"
+    f" LEFT JOIN scheduler_team t ON t.id = p.team_id LEFT JOIN {USER_TABLE} o ON o.id = w.owner_id"
 )
 
 
@@ -73,6 +82,11 @@ class UsageFilters:
     @property
     def hours(self) -> float:
         return (self.end - self.start) / timedelta(hours=1)
+
+    @property
+    def is_long(self) -> bool:
+        """Return True if the period is too long to be read by GPU or by workload."""
+        return self.end - self.start > LONGEST_BY_GPU
 
     def charges(self) -> QuerySet[Charge]:
         """Return the charge lines that overlap the period and match the filters."""
@@ -124,22 +138,39 @@ class UsageFilters:
         return "".join(clauses), values
 
 
+_FRESHNESS_SQL = (
+    f"SELECT ({LAST_MINUTE_SQL}), (SELECT min(charged.until) FROM telemetry_chargeduntil charged"
+    f" JOIN scheduler_gpu gpu ON gpu.id = charged.gpu_id WHERE gpu.retired_at IS NULL), ({{simulated}})"
+)
+
+
 @dataclass(frozen=True)
 class DataFreshness:
     """The end of the last rolled-up minute, and the time up to which every GPU is charged.
 
-    A value is None if there is no data.
+    A value is None if there is no data. ``simulated`` says if a part of the use of a period is simulated
+    history.
     """
 
     rolled_up_until: datetime | None
     charged_until: datetime | None
+    simulated: bool = False
 
 
-def data_freshness() -> DataFreshness:
-    """Return the freshness of rollups and charges."""
-    last = Rollup.objects.filter(resolution=Rollup.Resolution.MINUTE).aggregate(last=Max("bucket"))["last"]
-    charged = ChargedUntil.objects.filter(gpu__retired_at=None).aggregate(first=Min("until"))["first"]
-    return DataFreshness(last + timedelta(minutes=1) if last else None, charged)
+def data_freshness(period: UsageFilters | None = None) -> DataFreshness:
+    """Return the freshness of rollups and charges. Runs one query.
+
+    With a ``period``, the result also says if a part of its use is simulated history.
+    """
+    simulated = "SELECT false"
+    values: list[Any] = []
+    if period is not None:
+        buckets, values = rollup_condition(Rollup.Resolution.HOUR, period.start, period.end)
+        simulated = f"SELECT EXISTS (SELECT 1 FROM telemetry_rollup WHERE {buckets} AND simulated)"
+    with connection.cursor() as cursor:
+        cursor.execute(_FRESHNESS_SQL.format(simulated=simulated), values)
+        last, charged, is_simulated = cursor.fetchone()
+    return DataFreshness(last + timedelta(minutes=1) if last else None, charged, is_simulated)
 
 
 def to_gpu_hours(slot_seconds: float | Decimal | None) -> float:
@@ -147,6 +178,15 @@ def to_gpu_hours(slot_seconds: float | Decimal | None) -> float:
     return float(slot_seconds or 0) / SLOT_SECONDS_PER_GPU_HOUR
 
 
-def rollup_resolution(filters: UsageFilters) -> int:
-    """Return the resolution of rollups to read: hours for up to two months, otherwise days."""
-    return int(Rollup.Resolution.HOUR if filters.hours <= 62 * 24 else Rollup.Resolution.DAY)
+def rollup_buckets(filters: UsageFilters, start: datetime) -> tuple[str, list[Any]]:
+    """Return an SQL condition on ``telemetry_rollup`` and its parameters, for the period from ``start`` on.
+
+    Up to two months are read from hours. A longer period is read from days, and from hours since the first
+    day that is not rolled up yet.
+    """
+    if filters.end - start <= LONGEST_BY_GPU:
+        return rollup_condition(Rollup.Resolution.HOUR, start, filters.end)
+    first = min(max(first_open_day() or filters.end, start), filters.end)
+    days, values = rollup_condition(Rollup.Resolution.DAY, start, first)
+    hours, more = rollup_condition(Rollup.Resolution.HOUR, first, filters.end)
+    return f"({days} OR {hours})", [*values, *more]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 import numpy as np
 
 from scheduler.core.model.slots import SLOTS_PER_GPU
+from telemetry.core.rollup import DAY
 from telemetry.reads.usage_by_group import check_dimension
 from telemetry.reads.usage_filters import UsageFilters
-from telemetry.reads.usage_rows import HeldInterval, UsageRows
+from telemetry.reads.usage_rows import HeldInterval, HourlyUsage, UsageRows
 
 
 @dataclass(frozen=True)
@@ -36,27 +38,29 @@ def usage_over_time(
     step: timedelta | None = None,
     dimension: str | None = None,
     reads: UsageRows | None = None,
+    zone: tzinfo = UTC,
 ) -> list[UsageSeries]:
     """Return the mean held and busy GPUs per ``step``: one series for each group of ``dimension``.
 
     Without a dimension, one series contains all holds. The default step depends on the length of the period.
-    Raises ValueError if ``step`` is not a whole number of hours or the dimension is unknown.
+    Steps of whole days begin at midnight in ``zone``. Raises ValueError if ``step`` is not a whole number of
+    hours or the dimension is unknown.
     """
-    step = step or _default_step(filters)
+    step = step or default_step(filters)
     hours = step / timedelta(hours=1)
     if hours < 1 or hours != int(hours):
         raise ValueError(f"step: {step} is not a whole number of hours")
     if dimension is not None:
         check_dimension(dimension)
     reads = reads or UsageRows(filters)
-    edges = step_edges(filters, step)
+    edges = step_edges(filters, step, zone)
     starts = [datetime.fromtimestamp(start, filters.start.tzinfo) for start in edges[:-1]]
     busy = _busy_over_time(reads, edges, dimension)
-    length = SLOTS_PER_GPU * step.total_seconds()
+    lengths = _slot_seconds_of_one_gpu(edges)
     series = []
     for group, name, held in held_over_time(reads, edges, dimension):
         used = busy.get(group, {})
-        known = [used[index] / length if index in used else None for index in range(len(starts))]
+        known = [used[index] / length if index in used else None for index, length in enumerate(lengths)]
         series.append(UsageSeries(key=group, name=name, starts=starts, held=held, busy=known))
     return series
 
@@ -67,20 +71,41 @@ def held_over_time(
     """Return (group, name, mean held GPUs per step) in order of name.
 
     ``edges`` separate the steps, in seconds since the epoch. Without a dimension, the result is one group
-    that contains all holds.
+    that contains all holds. Long periods are read from cubes, and every other one from allocations.
     """
+    if reads.filters.is_long:
+        return _held_from_cubes(reads, edges, dimension)
     holds: dict[Any, list[HeldInterval]] = defaultdict(list)
-    for hold in reads.holds(dimension or "pool"):
+    for hold in reads.holds(dimension) if dimension else reads.holds_any_dimension():
         holds[hold.group if dimension else None].append(hold)
-    length = SLOTS_PER_GPU * (edges[1] - edges[0])
+    lengths = _slot_seconds_of_one_gpu(edges)
     named = [(group, some[0].name if dimension else "", some) for group, some in holds.items()]
     return [
-        (group, name, [value / length for value in _slot_seconds_per_step(some, edges)])
+        (group, name, [float(value) for value in slot_seconds_per_step(some, edges) / lengths])
         for group, name, some in sorted(named, key=lambda each: (each[1], str(each[0])))
     ]
 
 
-def _default_step(filters: UsageFilters) -> timedelta:
+def _held_from_cubes(
+    reads: UsageRows, edges: Sequence[float], dimension: str | None
+) -> list[tuple[Any, str, list[float]]]:
+    """Return the result of ``held_over_time`` from the held time of rollups. An hour counts at its start."""
+    lengths = _slot_seconds_of_one_gpu(edges)
+    held: dict[Any, np.ndarray[Any, np.dtype[np.float64]]] = {}
+    for hour in _hours_of_steps(reads, edges, dimension):
+        group = hour.group if dimension else None
+        step = bisect_right(edges, hour.start) - 1
+        if 0 <= step < len(lengths):
+            held.setdefault(group, np.zeros(len(lengths)))[step] += hour.held
+    sums = reads.sums(dimension) if dimension else {}
+    named = [(group, sums[group]["name"] if group in sums else "", found) for group, found in held.items()]
+    return [
+        (group, name or "", [float(value) for value in found / lengths])
+        for group, name, found in sorted(named, key=lambda each: (each[1] or "", str(each[0])))
+    ]
+
+
+def default_step(filters: UsageFilters) -> timedelta:
     """Return a step that gives at most about 400 points."""
     for hours in (1, 2, 3, 6, 12, 24):
         if filters.hours / hours <= 400:
@@ -88,18 +113,34 @@ def _default_step(filters: UsageFilters) -> timedelta:
     return timedelta(days=max(1, int(filters.hours / 24 / 400) + 1))
 
 
-def step_edges(filters: UsageFilters, step: timedelta) -> list[float]:
+def step_edges(filters: UsageFilters, step: timedelta, zone: tzinfo = UTC) -> list[float]:
     """Return the edges of the steps that cover the period, in seconds since the epoch.
 
-    Every edge is a multiple of the step, so the first step may begin before the period.
+    The first step may begin before the period. The edges of steps of whole days are at midnight in ``zone``,
+    so a day has 23 or 25 hours at a change of the clock. Other edges are a multiple of the step away from
+    midnight of the first day.
     """
-    length = step.total_seconds()
-    low, high = filters.start.timestamp(), filters.end.timestamp()
-    first, last = int(low // length), int(-(-high // length))
-    return [number * length for number in range(first, last + 1)]
+    first_day = filters.start.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0)
+    if step % timedelta(days=1) == timedelta(0):
+        edges = [first_day]
+        while edges[-1] < filters.end:
+            # The sum is a local time, so a step of a day may have 23 or 25 hours.
+            edges.append(edges[-1] + step)
+        return [edge.timestamp() for edge in edges]
+    length, origin = step.total_seconds(), first_day.timestamp()
+    first = int((filters.start.timestamp() - origin) // length)
+    last = int(-(-(filters.end.timestamp() - origin) // length))
+    return [origin + number * length for number in range(first, last + 1)]
 
 
-def _slot_seconds_per_step(holds: Sequence[HeldInterval], edges: Sequence[float]) -> list[float]:
+def _slot_seconds_of_one_gpu(edges: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the slot-seconds of one GPU in each step."""
+    return SLOTS_PER_GPU * np.diff(np.asarray(edges, dtype=float))
+
+
+def slot_seconds_per_step(
+    holds: Sequence[HeldInterval], edges: Sequence[float]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the held slot-seconds between each two adjacent edges."""
     starts = np.array([hold.start for hold in holds])
     ends = np.array([hold.end for hold in holds])
@@ -110,16 +151,20 @@ def _slot_seconds_per_step(holds: Sequence[HeldInterval], edges: Sequence[float]
     moments, level = moments[order], np.cumsum(changes[order])
     integral = np.concatenate([[0.0], np.cumsum(level[:-1] * np.diff(moments))])
     at_edges = np.interp(np.asarray(edges), moments, integral, left=0.0, right=float(integral[-1]))
-    return [float(value) for value in np.diff(at_edges)]
+    return np.diff(at_edges)
 
 
 def _busy_over_time(
     reads: UsageRows, edges: Sequence[float], dimension: str | None
 ) -> dict[Any, dict[int, float]]:
     """Return utilisation-weighted slot-seconds by group and step number."""
-    first, length = edges[0], edges[1] - edges[0]
     found: dict[Any, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for hour in reads.hours(dimension) if dimension else reads.hours_any_dimension():
+    for hour in _hours_of_steps(reads, edges, dimension):
         if hour.used is not None:
-            found[hour.group if dimension else None][int((hour.start - first) // length)] += hour.used
+            found[hour.group if dimension else None][bisect_right(edges, hour.start) - 1] += hour.used
     return found
+
+
+def _hours_of_steps(reads: UsageRows, edges: Sequence[float], dimension: str | None) -> list[HourlyUsage]:
+    days = all(edge % DAY == 0 for edge in edges)  # as the cubes of days, whose days are those of UTC
+    return reads.hours(dimension, days=days) if dimension else reads.hours_any_dimension(days=days)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from django.db import connection
 
+from telemetry.models import Rollup
+from telemetry.reads.usage.charge_sums import ChargeSums, charge_sums, shared_dimensions
 from telemetry.reads.usage_filters import (
+    CUBE_DIMENSIONS,
     HARDWARE_JOINS_SQL,
-    USAGE_DIMENSIONS,
+    READ_DIMENSIONS,
+    USER_TABLE,
     WORK_JOINS_SQL,
     UsageFilters,
-    rollup_resolution,
+    rollup_buckets,
 )
+from telemetry.rollups.cubes import cube_periods, cubes_until
+from telemetry.rollups.storage import rollup_condition
 
 SLOTS_SQL = "(upper(u.slots) - lower(u.slots))"
 USAGE_MEASURES = (
@@ -24,6 +31,7 @@ USAGE_MEASURES = (
     "utilisation_seconds",
     "busy_seconds",
     "inefficient_seconds",
+    "sm_unmeasured_seconds",
     "idle_seconds",
     "empty_seconds",
     "sm_active_seconds",
@@ -37,7 +45,7 @@ ROLLUPS_SQL = (
     + ", sum(r.energy_mj)"
     " FROM (SELECT allocation_id, unit_id, "
     + ", ".join(f"sum({name}) AS {name}" for name in USAGE_SUMS)
-    + " FROM telemetry_rollup WHERE resolution = %s AND bucket >= %s AND bucket < %s GROUP BY 1, 2) r"
+    + " FROM telemetry_rollup WHERE {buckets} AND allocation_id IS NOT NULL GROUP BY 1, 2) r"
     " JOIN scheduler_allocation a ON a.id = r.allocation_id"
     + HARDWARE_JOINS_SQL.format(unit="r.unit_id")
     + WORK_JOINS_SQL
@@ -45,11 +53,29 @@ ROLLUPS_SQL = (
 )
 HOURS_SQL = (
     f"SELECT {{key}}, extract(epoch FROM r.bucket)::bigint, sum(r.utilisation_seconds * {SLOTS_SQL}),"
-    f" sum(r.covered_seconds * {SLOTS_SQL})"
-    " FROM telemetry_rollup r JOIN scheduler_allocation a ON a.id = r.allocation_id"
+    f" sum(r.covered_seconds * {SLOTS_SQL}), sum(r.held_seconds * {SLOTS_SQL})"
+    " FROM (SELECT * FROM telemetry_rollup WHERE {buckets}) r"
+    " JOIN scheduler_allocation a ON a.id = r.allocation_id"
     + HARDWARE_JOINS_SQL.format(unit="r.unit_id")
     + WORK_JOINS_SQL
-    + " WHERE r.resolution = 3600 AND r.bucket >= %s AND r.bucket < %s{where} GROUP BY 1, 2"
+    + " WHERE true{where} GROUP BY 1, 2"
+)
+# The aliases of HARDWARE_JOINS_SQL and WORK_JOINS_SQL for the rows of cubes.
+CUBES_SQL = (
+    " FROM telemetry_rollupcube c CROSS JOIN LATERAL (SELECT c.pool_id, c.model) g"
+    " CROSS JOIN LATERAL (SELECT c.owner_id, c.type) w LEFT JOIN scheduler_pool pool ON pool.id = c.pool_id"
+    " LEFT JOIN scheduler_project p ON p.id = c.project_id LEFT JOIN scheduler_team t ON t.id = p.team_id"
+    f" LEFT JOIN {USER_TABLE} o ON o.id = c.owner_id WHERE {{buckets}}{{where}} GROUP BY 1, 2"
+)
+CUBE_TOTALS_SQL = (
+    "SELECT g.model, {key}, {name}, "
+    + ", ".join(f"sum(c.{measure})" for measure in USAGE_SUMS)
+    + CUBES_SQL
+    + ", 3"
+)
+CUBE_HOURS_SQL = (
+    "SELECT {key}, extract(epoch FROM c.bucket)::bigint, sum(c.utilisation_seconds), sum(c.covered_seconds),"
+    " sum(c.held_seconds)" + CUBES_SQL
 )
 HOLDS_SQL = (
     "SELECT {key}, {name}, extract(epoch FROM lower(a.period))::float8,"
@@ -62,8 +88,12 @@ HOLDS_SQL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class HeldInterval:
+# The dimensions whose groups are texts. The groups of the others are ids.
+TEXT_DIMENSIONS = frozenset({"type", "model", "project_user"})
+Statement = tuple[str, list[Any]]  # SQL and its parameters
+
+
+class HeldInterval(NamedTuple):
     """The slots that a group held during an interval, clipped to the period, in seconds since the epoch."""
 
     group: Any
@@ -74,43 +104,66 @@ class HeldInterval:
     borrowed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HourlyUsage:
+class HourlyUsage(NamedTuple):
     """The slot-seconds of one group in one hour. ``start`` is in seconds since the epoch.
 
-    ``covered`` is the time with samples, and ``used`` is this time weighted by utilisation. A value is None
-    if nothing was measured.
+    ``covered`` is the time with samples, and ``used`` is this time weighted by utilisation. Both are None
+    if nothing was measured. ``held`` includes time without samples.
     """
 
     group: Any
     start: int
     used: float | None
     covered: float | None
+    held: float
 
 
 class UsageRows:
-    """The rows for one set of filters. Each kind of row is loaded on first use."""
+    """The rows for one set of filters. Each kind of row is loaded on first use.
 
-    def __init__(self, filters: UsageFilters) -> None:
+    ``cubes_end`` is the end of the cubes, if the caller knows it.
+    """
+
+    def __init__(self, filters: UsageFilters, cubes_end: datetime | None = None) -> None:
         self.filters = filters
+        if cubes_end is not None:
+            self.cubes_end = cubes_end
         self._rollups: dict[str, list[tuple[str, Any, dict[str, Any]]]] = {}
-        self._hours: dict[str, list[HourlyUsage]] = {}
+        self._hours: dict[tuple[str, bool], list[HourlyUsage]] = {}
         self._holds: dict[str, list[HeldInterval]] = {}
 
     def rollups(self, dimension: str) -> list[tuple[str, Any, dict[str, Any]]]:
-        """Return one (model, group, sums) row for each model and group.
+        """Return (model, group, sums) rows. A model and group may have two rows, whose sums are added.
 
         ``sums`` maps each measure to slot-seconds. It also contains ``energy_mj`` and the group's ``name``.
         """
         if dimension not in self._rollups:
-            key, name = USAGE_DIMENSIONS[dimension]
-            period = [rollup_resolution(self.filters), self.filters.start, self.filters.end]
-            rows = self._run(ROLLUPS_SQL, key, name, period)
-            self._rollups[dimension] = [
-                (row[0], row[1], {"name": row[2], **dict(zip(USAGE_SUMS, row[3:], strict=True))})
-                for row in rows
-            ]
+            load_rollups([(self, dimension)])
         return self._rollups[dimension]
+
+    @cached_property
+    def charges(self) -> list[ChargeSums]:
+        """Return the sums of the charge lines by ``shared_dimensions``."""
+        return charge_sums([self.filters], shared_dimensions(self.filters))[0]
+
+    @cached_property
+    def cubes_end(self) -> datetime | None:
+        """Return the end of the last hour with a cube; None without cubes."""
+        return cubes_until()
+
+    def _cubes(self, *, days: bool = True) -> tuple[tuple[str, list[Any]] | None, datetime]:
+        """Return an SQL condition on cubes with its parameters, and the time from which rollups are read."""
+        until = self.cubes_end
+        start, end = self.filters.start, self.filters.end
+        if until is None or until <= start:
+            return None, start
+        periods = (
+            cube_periods(start, end, until)
+            if days
+            else [(int(Rollup.Resolution.HOUR), start, min(end, until))]
+        )
+        parts = ["(c.resolution = %s AND c.bucket >= %s AND c.bucket < %s)"] * len(periods)
+        return (f"({' OR '.join(parts)})", [value for period in periods for value in period]), until
 
     def sums(self, dimension: str) -> dict[Any, dict[str, Any]]:
         """Return the sums over all models and the name of each group, by group."""
@@ -124,40 +177,129 @@ class UsageRows:
         known = next(iter(self._rollups), "team")
         return _sum_by_group((model, sums) for model, _, sums in self.rollups(known))
 
-    def hours(self, dimension: str) -> list[HourlyUsage]:
-        """Return the usage of each hour by group."""
-        if dimension not in self._hours:
-            rows = self._run(
-                HOURS_SQL, USAGE_DIMENSIONS[dimension][0], "", [self.filters.start, self.filters.end]
-            )
-            self._hours[dimension] = [HourlyUsage(*row) for row in rows]
-        return self._hours[dimension]
+    def hours(self, dimension: str, *, days: bool = False) -> list[HourlyUsage]:
+        """Return the usage of each hour by group. If ``days`` is True, one row may cover a whole day."""
+        if (dimension, days) not in self._hours:
+            load_hours([(self, dimension)], days=days)
+        return self._hours[dimension, days]
 
-    def hours_any_dimension(self) -> list[HourlyUsage]:
+    def hours_any_dimension(self, *, days: bool = False) -> list[HourlyUsage]:
         """Return the usage of each hour, grouped by any dimension, for callers that add up all groups.
 
         The rows of a dimension that is already loaded are used.
         """
-        return self.hours(next(iter(self._hours), "team"))
+        loaded = (key for key in self._hours if days or not key[1])
+        dimension, of_days = next(loaded, ("team", days))
+        return self.hours(dimension, days=of_days)
 
     def holds(self, dimension: str) -> list[HeldInterval]:
         """Return the held intervals of the period by group."""
         if dimension not in self._holds:
-            low, high = self.filters.start.timestamp(), self.filters.end.timestamp()
-            rows = self._run(HOLDS_SQL, *USAGE_DIMENSIONS[dimension], [self.filters.start, self.filters.end])
-            self._holds[dimension] = [
-                HeldInterval(
-                    group, label, max(start, low), high if end is None else min(end, high), slots, borrowed
-                )
-                for group, label, start, end, slots, borrowed in rows
-            ]
+            load_holds([(self, dimension)])
         return self._holds[dimension]
 
-    def _run(self, sql: str, key: str, name: str, values: list[Any]) -> list[tuple[Any, ...]]:
+    def holds_any_dimension(self) -> list[HeldInterval]:
+        """Return the held intervals, grouped by any dimension, for callers that add up all groups."""
+        return self.holds(next(iter(self._holds), "pool"))
+
+    def rollup_statements(self, dimension: str) -> list[Statement]:
+        key, name = READ_DIMENSIONS[dimension]
+        cubes, start = self._cubes() if dimension in CUBE_DIMENSIONS else (None, self.filters.start)
+        found = [self._statement(CUBE_TOTALS_SQL, key, name, *cubes)] if cubes else []
+        if start < self.filters.end:
+            found.append(self._statement(ROLLUPS_SQL, key, name, *rollup_buckets(self.filters, start)))
+        return found
+
+    def hour_statements(self, dimension: str, days: bool) -> list[Statement]:
+        key, _ = READ_DIMENSIONS[dimension]
+        cubes, start = self._cubes(days=days) if dimension in CUBE_DIMENSIONS else (None, self.filters.start)
+        found = [self._statement(CUBE_HOURS_SQL, key, "", *cubes)] if cubes else []
+        if start < self.filters.end:
+            buckets = rollup_condition(Rollup.Resolution.HOUR, start, self.filters.end)
+            found.append(self._statement(HOURS_SQL, key, "", *buckets))
+        return found
+
+    def hold_statements(self, dimension: str) -> list[Statement]:
+        period = [self.filters.start, self.filters.end]
+        return [self._statement(HOLDS_SQL, *READ_DIMENSIONS[dimension], "", period)]
+
+    def _statement(self, sql: str, key: str, name: str, buckets: str, values: list[Any]) -> Statement:
         where, more = self.filters.sql()
+        return sql.format(key=key, name=name, buckets=buckets, where=where), [*values, *more]
+
+    def keep_rollups(self, dimension: str, rows: list[tuple[Any, ...]]) -> None:
+        self._rollups[dimension] = [
+            (model, group, {"name": name, **dict(zip(USAGE_SUMS, sums, strict=True))})
+            for model, group, name, *sums in rows
+        ]
+
+    def keep_hours(self, dimension: str, days: bool, rows: list[tuple[Any, ...]]) -> None:
+        self._hours[dimension, days] = [HourlyUsage(*row) for row in rows]
+
+    def keep_holds(self, dimension: str, rows: list[tuple[Any, ...]]) -> None:
+        low, high = self.filters.start.timestamp(), self.filters.end.timestamp()
+        self._holds[dimension] = [
+            HeldInterval(
+                group, label, max(start, low), high if end is None else min(end, high), slots, borrowed
+            )
+            for group, label, start, end, slots, borrowed in rows
+        ]
+
+
+Wanted = Sequence[tuple[UsageRows, str]]
+
+
+def load_rollups(wanted: Wanted) -> None:
+    """Load the rollups of each (rows, dimension) with one query for each type of their groups."""
+    for some in _by_type(wanted):
+        found = _run_together([rows.rollup_statements(dimension) for rows, dimension in some])
+        for (rows, dimension), lines in zip(some, found, strict=True):
+            rows.keep_rollups(dimension, lines)
+
+
+def load_hours(wanted: Wanted, *, days: bool = False) -> None:
+    """Load the hours of each (rows, dimension) with one query for each type of their groups."""
+    for some in _by_type(wanted):
+        found = _run_together([rows.hour_statements(dimension, days) for rows, dimension in some])
+        for (rows, dimension), lines in zip(some, found, strict=True):
+            rows.keep_hours(dimension, days, lines)
+
+
+def load_holds(wanted: Wanted) -> None:
+    """Load the holds of each (rows, dimension) with one query for each type of their groups."""
+    for some in _by_type(wanted):
+        found = _run_together([rows.hold_statements(dimension) for rows, dimension in some])
+        for (rows, dimension), lines in zip(some, found, strict=True):
+            rows.keep_holds(dimension, lines)
+
+
+def load_charges(all_rows: Sequence[UsageRows]) -> None:
+    """Load the charge lines of periods that are all long, or all short, with one query."""
+    found = charge_sums([rows.filters for rows in all_rows], shared_dimensions(all_rows[0].filters))
+    for rows, charges in zip(all_rows, found, strict=True):
+        rows.charges = charges
+
+
+def _by_type(wanted: Wanted) -> list[list[tuple[UsageRows, str]]]:
+    """Return the wanted rows in two parts: those with numbers as groups, and those with texts."""
+    numbers = [each for each in wanted if each[1] not in TEXT_DIMENSIONS]
+    texts = [each for each in wanted if each[1] in TEXT_DIMENSIONS]
+    return [some for some in (numbers, texts) if some]
+
+
+def _run_together(parts: Sequence[Sequence[Statement]]) -> list[list[tuple[Any, ...]]]:
+    """Return the rows of the statements of each part. Runs one query; none without a statement."""
+    found: list[list[tuple[Any, ...]]] = [[] for _ in parts]
+    numbered = [(number, *each) for number, part in enumerate(parts) for each in part]
+    if numbered:
+        sql = " UNION ALL ".join(
+            f"SELECT {number}, part.* FROM ({text}) part" for number, text, _ in numbered
+        )
         with connection.cursor() as cursor:
-            cursor.execute(sql.format(key=key, name=name, where=where), [*values, *more])
-            return list(cursor.fetchall())
+            cursor.execute(sql, [value for _, _, values in numbered for value in values])
+            for number, *row in cursor.fetchall():
+                found[number].append(tuple(row))
+    return found
 
 
 def _sum_by_group(rows: Iterable[tuple[Any, dict[str, Any]]]) -> dict[Any, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +16,16 @@ from telemetry.reads.usage_filters import USAGE_DIMENSIONS, UsageFilters
 class GroupWaitTimes:
     """The waiting times of the workloads of one group, from submission to the first GPU.
 
-    ``p50``, ``p95`` and ``longest`` are in seconds, and cover only the ``started`` workloads.
+    ``p10`` to ``p95`` and ``longest`` are in seconds, and cover only the ``started`` workloads.
     ``still_waiting`` is the number of workloads that still wait.
     """
 
     key: Any
     name: str
     started: int
+    p10: float | None
     p50: float | None
+    p90: float | None
     p95: float | None
     longest: float | None
     still_waiting: int
@@ -36,34 +39,55 @@ WAIT_DIMENSIONS: dict[str, tuple[str, str]] = {
     "size": ("w.units * w.hosts", "(w.units * w.hosts)::text"),
     "type": USAGE_DIMENSIONS["type"],
 }
+# The groups of the utilisation page, which one query reads. The first one is the default.
+WAIT_GROUPS = ("size", "model", "team")
+_WAITS_SQL = (
+    "WITH waited AS MATERIALIZED (SELECT {columns},"
+    " extract(epoch FROM first.placed_at - w.submitted_at)::float8 AS waited,"
+    " w.state = 'queued' AND first.placed_at IS NULL AS waits, coalesce(first.preemptions, 0) AS preemptions"
+    " FROM scheduler_workload w JOIN scheduler_project p ON p.id = w.project_id"
+    " JOIN scheduler_team t ON t.id = p.team_id"
+    " LEFT JOIN LATERAL (SELECT min(r.placed_at) AS placed_at,"
+    "   count(DISTINCT r.attempt) FILTER (WHERE held.end_code = ANY(%s)) AS preemptions"
+    "   FROM scheduler_run r JOIN scheduler_allocation held ON held.run_id = r.id"
+    "   WHERE r.workload_id = w.id) first ON true"
+    " WHERE w.submitted_at >= %s AND w.submitted_at < %s{where}) {groups}"
+)
+_GROUP_SQL = (
+    "(SELECT {number}, key_{number}::text, name_{number}, count(waited),"
+    " percentile_cont(ARRAY[0.1, 0.5, 0.9, 0.95]) WITHIN GROUP (ORDER BY waited), max(waited),"
+    " count(*) FILTER (WHERE waits), sum(preemptions)::int FROM waited GROUP BY 2, 3, key_{number}"
+    " ORDER BY 3, key_{number})"
+)
+_UNKNOWN = (None, None, None, None)
 
 
-def wait_times(by: str, filters: UsageFilters) -> list[GroupWaitTimes]:
-    """Return how long workloads waited for their first GPU, by team, project, model, size or type.
+def wait_times(by: Sequence[str], filters: UsageFilters) -> dict[str, list[GroupWaitTimes]]:
+    """Return how long workloads waited for their first GPU, by each of the groupings.
 
-    Only workloads that were submitted in the period count.
+    A grouping is team, project, model, size or type. Only workloads that were submitted in the period count.
     """
-    if by not in WAIT_DIMENSIONS:
-        raise ValueError(f"by: {by!r} is not one of {', '.join(WAIT_DIMENSIONS)}")
-    key, name = WAIT_DIMENSIONS[by]
+    for name in by:
+        if name not in WAIT_DIMENSIONS:
+            raise ValueError(f"by: {name!r} is not one of {', '.join(WAIT_DIMENSIONS)}")
     where, values = filters.sql()
     # Filter by the workload's model and pool, because a waiting workload has no GPU.
     where = where.replace("g.pool_id", "w.pool_id").replace("g.model = %s", "%s = ANY(w.models_wanted)")
-    waited = "extract(epoch FROM first.placed_at - w.submitted_at)::float8"
+    columns = ", ".join(
+        f"{WAIT_DIMENSIONS[name][0]} AS key_{number}, {WAIT_DIMENSIONS[name][1]} AS name_{number}"
+        for number, name in enumerate(by)
+    )
+    groups = " UNION ALL ".join(_GROUP_SQL.format(number=number) for number in range(len(by)))
     with connection.cursor() as cursor:
         cursor.execute(
-            f"SELECT {key}, {name}, count(first.placed_at),"
-            f" percentile_cont(0.5) WITHIN GROUP (ORDER BY {waited}),"
-            f" percentile_cont(0.95) WITHIN GROUP (ORDER BY {waited}),"
-            f" max({waited}), count(*) FILTER (WHERE w.state = 'queued' AND first.placed_at IS NULL),"
-            " sum(coalesce(first.preemptions, 0))::int"
-            " FROM scheduler_workload w JOIN scheduler_project p ON p.id = w.project_id"
-            " JOIN scheduler_team t ON t.id = p.team_id"
-            " LEFT JOIN LATERAL (SELECT min(r.placed_at) AS placed_at,"
-            "   count(DISTINCT r.attempt) FILTER (WHERE held.end_code = ANY(%s)) AS preemptions"
-            "   FROM scheduler_run r JOIN scheduler_allocation held ON held.run_id = r.id"
-            "   WHERE r.workload_id = w.id) first ON true"
-            f" WHERE w.submitted_at >= %s AND w.submitted_at < %s{where} GROUP BY 1, 2 ORDER BY 2, 1",
+            _WAITS_SQL.format(columns=columns, where=where, groups=groups),
             [sorted(PREEMPTION_END_CODES), filters.start, filters.end, *values],
         )
-        return [GroupWaitTimes(*row) for row in cursor.fetchall()]
+        rows = cursor.fetchall()
+    found: dict[str, list[GroupWaitTimes]] = {name: [] for name in by}
+    for number, key, name, started, percentiles, *rest in rows:
+        group = int(key) if key.isdigit() else key
+        found[by[number]].append(GroupWaitTimes(group, name, started, *(percentiles or _UNKNOWN), *rest))
+    if "size" in found:
+        found["size"].sort(key=lambda row: row.key)
+    return found

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from decimal import Decimal
-
-from django.db.models import Sum
+from typing import Any, NamedTuple
 
 from telemetry.core.amounts import MICRO, ZERO, round_amount, round_parts, split_amount
 from telemetry.core.charge_model import HELD_BUCKETS
 from telemetry.core.currencies import smallest_unit
-from telemetry.models import Charge
+from telemetry.reads.usage.charge_sums import ChargeSums
 from telemetry.reads.usage_filters import UsageFilters, to_gpu_hours
 from telemetry.reads.usage_rows import UsageRows
 
@@ -35,15 +33,15 @@ class WaterfallStep:
 class UsageWaterfall:
     """The parts of the capacity of a period. The steps sum to ``gpu_hours`` and, to the cent, to ``cost``.
 
-    ``coverage`` is the part of held time with samples; None if nothing was held. ``charged_until`` is the end
-    of the charged time within the period; None if no time of the period is charged.
+    ``coverage`` is the part of held time with samples; None if nothing was held. ``parts`` are the steps
+    by workload; of a long period by person and project.
     """
 
     gpu_hours: float
     cost: Decimal
     steps: list[WaterfallStep]
     coverage: float | None
-    charged_until: datetime | None
+    parts: list[WorkPart] = field(default_factory=list)
 
     @property
     def productive_share(self) -> float | None:
@@ -55,21 +53,22 @@ class UsageWaterfall:
         )
 
 
-def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> UsageWaterfall:
+def usage_waterfall(
+    filters: UsageFilters, reads: UsageRows | None = None, *, with_cost: bool = True
+) -> UsageWaterfall:
     """Return the parts of the capacity of a period, in the order of WATERFALL_ORDER.
 
     If the filters select a team, project, user or type, the capacity is only the time that this selection
     held or reserved. ``reads`` are rows that were loaded for the same filters, so that several queries share
-    these rows.
+    these rows. If ``with_cost`` is False, the costs of used time are 0, which takes half the time.
     """
-    sums = _bucket_sums(filters)
-    use = (reads or UsageRows(filters)).sums_by_model()
+    reads = reads or UsageRows(filters)
     parts: dict[str, list[float]] = defaultdict(list)
     costs: dict[str, list[Decimal]] = defaultdict(list)
-    for model in sorted({model for _, model in sums}):
-        for key, seconds, cost in _model_parts(sums, model, use.get(model)):
-            parts[key].append(seconds)
-            costs[key].append(cost)
+    works = work_parts(filters, reads, with_cost=with_cost)
+    for part in works:
+        parts[part.key].append(part.slot_seconds)
+        costs[part.key].append(part.cost)
     order = [key for key in WATERFALL_ORDER if sum(parts[key]) > 0 or key not in PARTS_SHOWN_IF_ANY]
     total = sum(sum(parts[key]) for key in order)
     cents = round_parts([sum(costs[key], ZERO) for key in order], smallest_unit(filters.currency))
@@ -77,21 +76,86 @@ def usage_waterfall(filters: UsageFilters, reads: UsageRows | None = None) -> Us
         gpu_hours=to_gpu_hours(total),
         cost=sum(cents, ZERO),
         steps=[_step(key, sum(parts[key]), cost, total) for key, cost in zip(order, cents, strict=True)],
-        coverage=_coverage(sums, use),
-        charged_until=_charged_until(filters),
+        coverage=_coverage(works, reads),
+        parts=works,
     )
+
+
+class WorkKey(NamedTuple):
+    """The workload or the unused reservation that held time; all fields are 0 if nobody held it.
+
+    In a long period ``workload`` and ``reservation`` are 0: the key is a person in a project.
+    """
+
+    workload: int = 0
+    reservation: int = 0
+    project: int = 0
+    user: int = 0
+
+
+class WorkPart(NamedTuple):
+    """The time of one work on one model that belongs to one step of the waterfall.
+
+    ``held`` is True if the charge bucket of the time counts as held. ``cost`` has six decimals.
+    """
+
+    key: str
+    model: str
+    work: WorkKey
+    slot_seconds: float
+    cost: Decimal
+    held: bool
+
+
+def work_parts(filters: UsageFilters, reads: UsageRows, *, with_cost: bool = True) -> list[WorkPart]:
+    """Return the parts of each step by workload, so that sums over workloads equal the waterfall.
+
+    The parts of a long period are by person and project.
+    """
+    use = {(model, group): sums for model, group, sums in reads.rollups(use_dimension(filters))}
+    found = []
+    sums = _bucket_sums(reads)
+    for bucket, model, work in sorted(sums):
+        seconds, cost = sums[bucket, model, work]
+        held = bucket in HELD_BUCKETS
+        if bucket != "used":
+            found.append(WorkPart(PART_BY_BUCKET[bucket], model, work, seconds, cost, held))
+            continue
+        pieces = _split_used_time(max(0.0, seconds), use.get((model, use_group(filters, work))))
+        amounts = [ZERO] * len(pieces)
+        if with_cost:
+            weights = [int(piece) for piece in pieces.values()]
+            amounts = split_amount(round_amount(cost, MICRO), weights, MICRO)
+        found += [
+            WorkPart(key, model, work, piece, amount, held)
+            for (key, piece), amount in zip(pieces.items(), amounts, strict=True)
+            if piece or amount
+        ]
+    return found
+
+
+def use_dimension(filters: UsageFilters) -> str:
+    """Return the dimension by which the use of a period is read."""
+    return "project_user" if filters.is_long else "workload"
+
+
+def use_group(filters: UsageFilters, work: WorkKey) -> Any:
+    """Return the group of ``use_dimension`` to which a work belongs."""
+    return f"{work.project}/{work.user}" if filters.is_long else work.workload
 
 
 WATERFALL_ORDER = (
     "unhealthy",
     "maintenance",
     "unallocated",
+    "dedicated_unused",
     "reserved_unused",
     "lost",
     "unmeasured",
     "empty",
     "idle",
     "inefficient",
+    "sm_unmeasured",
     "productive",
 )
 
@@ -100,45 +164,35 @@ def _step(key: str, slot_seconds: float, cost: Decimal, total: float) -> Waterfa
     return WaterfallStep(key, to_gpu_hours(slot_seconds), cost, slot_seconds / total if total else 0.0)
 
 
+# The unused time of a team's own pool has the charge bucket "reserved_unused", but no reservation.
+DEDICATED_UNUSED = "dedicated_unused"
+
 # The charge buckets whose whole time is one part of the waterfall. The bucket "used" is split by activity.
 PART_BY_BUCKET = {
     "unhealthy": "unhealthy",
     "maintenance": "maintenance",
     "unallocated": "unallocated",
+    DEDICATED_UNUSED: "dedicated_unused",
     "reserved_unused": "reserved_unused",
     "preempted": "lost",
     "hardware_lost": "lost",
 }
 
 
-def _model_parts(
-    sums: Mapping[tuple[str, str], tuple[float, Decimal]], model: str, row: dict[str, float | None] | None
-) -> Iterator[tuple[str, float, Decimal]]:
-    """Yield (part, slot-seconds, cost) of one model.
-
-    ``row`` has the model's measured use; None if nothing was measured.
-    """
-    for bucket, key in PART_BY_BUCKET.items():
-        yield key, *sums.get((bucket, model), (0.0, ZERO))
-    seconds, cost = sums.get(("used", model), (0.0, ZERO))
-    pieces = _split_used_time(seconds, row)
-    weights = [int(piece) for piece in pieces.values()]
-    yield from zip(
-        pieces, pieces.values(), split_amount(round_amount(cost, MICRO), weights, MICRO), strict=True
-    )
-
-
-def _coverage(
-    sums: Mapping[tuple[str, str], tuple[float, Decimal]], use: Mapping[str, dict[str, float | None]]
-) -> float | None:
+def _coverage(parts: Iterable[WorkPart], reads: UsageRows) -> float | None:
     """Return the part of held time that samples cover; None if nothing was held."""
-    models = {model for _, model in sums}
-    covered = sum(row["covered_seconds"] or 0.0 for model, row in use.items() if model in models)
-    held = sum(seconds for (bucket, _), (seconds, _) in sums.items() if bucket in HELD_BUCKETS)
+    parts = list(parts)
+    models = {part.model for part in parts}
+    covered = sum(
+        sums["covered_seconds"] or 0.0
+        for model, _, sums in reads.rollups(use_dimension(reads.filters))
+        if model in models
+    )
+    held = sum(part.slot_seconds for part in parts if part.held)
     return min(1.0, covered / held) if held else None
 
 
-PARTS_SHOWN_IF_ANY = {"lost", "unmeasured"}
+PARTS_SHOWN_IF_ANY = {"dedicated_unused", "lost", "unmeasured", "sm_unmeasured"}
 
 
 def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dict[str, float]:
@@ -146,15 +200,18 @@ def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dic
 
     ``row`` has the measured use. Time without samples is the part ``unmeasured``.
     """
-    known = {"empty": 0.0, "idle": 0.0, "inefficient": 0.0, "productive": 0.0}
+    known = {"empty": 0.0, "idle": 0.0, "inefficient": 0.0, "sm_unmeasured": 0.0, "productive": 0.0}
     share = 0.0
     if row and row["held_seconds"]:
-        busy, inefficient = row["busy_seconds"] or 0.0, row["inefficient_seconds"] or 0.0
+        busy = row["busy_seconds"] or 0.0
+        inefficient = min(busy, row["inefficient_seconds"] or 0.0)
+        sm_unmeasured = min(busy - inefficient, row["sm_unmeasured_seconds"] or 0.0)
         known = {
             "empty": row["empty_seconds"] or 0.0,
             "idle": row["idle_seconds"] or 0.0,
-            "inefficient": min(busy, inefficient),
-            "productive": max(0.0, busy - inefficient),
+            "inefficient": inefficient,
+            "sm_unmeasured": sm_unmeasured,
+            "productive": busy - inefficient - sm_unmeasured,
         }
         # The measured use includes lost time, and whole hours at the edges of the period. Scale it down to
         # the time that is charged as used.
@@ -164,34 +221,25 @@ def _split_used_time(seconds: float, row: dict[str, float | None] | None) -> dic
     return {"unmeasured": max(0.0, seconds - sum(parts.values())), **parts}
 
 
-def _bucket_sums(filters: UsageFilters) -> dict[tuple[str, str], tuple[float, Decimal]]:
-    """Return (slot-seconds, cost) by (bucket, model).
+def _bucket_sums(reads: UsageRows) -> dict[tuple[str, str, WorkKey], tuple[float, Decimal]]:
+    """Return (slot-seconds, cost) by (bucket, model, work).
 
-    If a line crosses an edge of the period, only its part inside the period counts.
+    A bucket is a charge bucket or DEDICATED_UNUSED.
     """
-    sums: dict[tuple[str, str], tuple[float, Decimal]] = {}
-    lines = filters.charges()
-    inside = lines.filter(start__gte=filters.start, end__lte=filters.end)
-    for bucket, model, seconds, cost in inside.values_list("bucket", "model").annotate(
-        seconds=Sum("slot_seconds"), amount=filters.sum_of("cost")
-    ):
-        sums[bucket, model] = (float(seconds), cost)
-    for line in lines.exclude(start__gte=filters.start, end__lte=filters.end):
-        part = overlap_share(line, filters)
-        seconds, cost = sums.get((line.bucket, line.model), (0.0, ZERO))
-        sums[line.bucket, line.model] = (
-            seconds + line.slot_seconds * part,
-            cost + (line.cost * Decimal(str(part)) if filters.has_currency(line) else ZERO),
-        )
+    sums: dict[tuple[str, str, WorkKey], tuple[float, Decimal]] = {}
+    for part in reads.charges:
+        unreserved = part.bucket == "reserved_unused" and not part.is_reserved
+        key = (DEDICATED_UNUSED if unreserved else part.bucket, part.keys["model"], _work_key(part))
+        seconds, cost = sums.get(key, (0.0, ZERO))
+        sums[key] = (seconds + part.seconds, cost + part.cost)
     return sums
 
 
-def overlap_share(line: Charge, filters: UsageFilters) -> float:
-    """Return the part of a line that lies within the period, 0 to 1."""
-    inside = min(line.end, filters.end) - max(line.start, filters.start)
-    return inside / (line.end - line.start)
-
-
-def _charged_until(filters: UsageFilters) -> datetime | None:
-    last = filters.charges().order_by("-end").values_list("end", flat=True).first()
-    return None if last is None else min(last, filters.end)
+def _work_key(part: ChargeSums) -> WorkKey:
+    return WorkKey(
+        part.keys.get("workload") or 0,
+        # A workload inside its reservation is one work. The reservation counts while nothing held its units.
+        part.reservation if part.is_reserved else 0,
+        part.keys["project"] or 0,
+        part.keys["user"] or 0,
+    )

@@ -16,14 +16,14 @@ from telemetry.sql_values import array_text, time_array_text
 
 HELD_TOLERANCE_SECONDS = 0.001
 _ROLLUPS_PAST_END_SQL = """
-SELECT DISTINCT rollup.resolution, rollup.bucket, gpu.host_id
+SELECT DISTINCT rollup.resolution, rollup.bucket, rollup.host_id
 FROM unnest(%(allocations)s::bigint[], %(ends)s::timestamptz[]) AS ended (allocation, at)
 JOIN telemetry_rollup AS rollup ON rollup.allocation_id = ended.allocation
     AND rollup.resolution = ANY(%(resolutions)s) AND rollup.bucket > ended.at - interval '1 hour'
     AND rollup.held_seconds > %(tolerance)s
         + greatest(0, extract(epoch FROM ended.at - rollup.bucket)::float8)
-JOIN scheduler_unit AS unit ON unit.id = rollup.unit_id
-JOIN scheduler_gpu AS gpu ON gpu.id = unit.gpu_id"""
+WHERE rollup.allocation_id = ANY(%(allocations)s::bigint[])
+    AND rollup.container > %(first)s::timestamptz - interval '1 day'"""
 
 
 def mark_minutes_due(due: Iterable[tuple[int, int]], now: datetime) -> None:
@@ -62,21 +62,14 @@ def claim_due_marks(due: Sequence[RollupDue]) -> list[tuple[datetime, int]]:
         return sorted(cursor.fetchall())
 
 
-def mark_coarser_due(resolution: int, hosts_of: dict[datetime, list[int]], now: datetime) -> None:
-    """Mark the hours that contain rolled-up minutes, or the days that contain rolled-up hours, as due.
-
-    ``hosts_of`` contains the host ids by start of the rolled-up bucket.
-    """
-    if resolution == Rollup.Resolution.DAY:
-        return
-    above = Rollup.Resolution.HOUR if resolution == Rollup.Resolution.MINUTE else Rollup.Resolution.DAY
-    marks = {(host, bucket_start(bucket, above)) for bucket, hosts in hosts_of.items() for host in hosts}
-    _mark_due(above, marks, now)
-
-
 def mark_hours_due(hours: Iterable[tuple[int, datetime]], now: datetime) -> None:
     """Mark hours as due, even if they were rolled up before. An hour is given as (host id, start)."""
     _mark_due(Rollup.Resolution.HOUR, set(hours), now)
+
+
+def mark_days_due(days: Iterable[tuple[int, datetime]], now: datetime) -> None:
+    """Mark days as due, even if they were rolled up before. A day is given as (host id, start)."""
+    _mark_due(Rollup.Resolution.DAY, set(days), now)
 
 
 def mark_evidence_due(hosts_of: dict[datetime, list[int]]) -> None:
@@ -96,10 +89,13 @@ def mark_rollups_past_end(ends: Mapping[int, datetime], now: datetime) -> None:
     Such rollups were written before the end became known. ``ends`` maps allocation ids to ends. When these
     buckets are rolled up, the longer buckets become due.
     """
+    if not ends:
+        return
     with connection.cursor() as cursor:
         cursor.execute(
             _ROLLUPS_PAST_END_SQL,
             {
+                "first": min(ends.values()),
                 "allocations": array_text(ends),
                 "ends": time_array_text(ends.values()),
                 "resolutions": [int(Rollup.Resolution.MINUTE), int(Rollup.Resolution.HOUR)],
@@ -114,11 +110,21 @@ def mark_rollups_past_end(ends: Mapping[int, datetime], now: datetime) -> None:
 
 
 def _mark_due(resolution: int, marks: Collection[tuple[int, datetime]], now: datetime) -> None:
+    if not marks:
+        return
+    ordered = sorted(marks)
     with connection.cursor() as cursor:
-        cursor.executemany(
-            "INSERT INTO telemetry_rollupdue (resolution, bucket, host_id, marked_at) VALUES (%s, %s, %s, %s)"
+        cursor.execute(
+            "INSERT INTO telemetry_rollupdue (resolution, bucket, host_id, marked_at)"
+            " SELECT %s, v.bucket, v.host, %s"
+            " FROM unnest(%s::bigint[], %s::timestamptz[]) AS v (host, bucket)"
             " ON CONFLICT (resolution, bucket, host_id) DO UPDATE SET marked_at = excluded.marked_at",
-            [(int(resolution), bucket, host, now) for host, bucket in sorted(marks)],
+            [
+                int(resolution),
+                now,
+                array_text(host for host, _ in ordered),
+                time_array_text(bucket for _, bucket in ordered),
+            ],
         )
 
 

@@ -56,6 +56,7 @@ class FakeEdge:
     stray_action: str = "report"
     commits: bool = True  # True: the edge commits received batches
     committed: int = 0
+    seconds_ahead: float = 0.0  # by how much the clock of the server is ahead of the clock of the host
     silent: bool = False  # True: the edge receives frames and sends none
     observed: list[Observed] = field(default_factory=list)
     batches: list[SampleBatch] = field(default_factory=list)
@@ -132,6 +133,7 @@ class FakeEdge:
             geometries=self.geometries,
             stray_action=self.stray_action,
             challenge=self.challenge,
+            server_time=time.time() + self.seconds_ahead,
         )
 
     async def push(self) -> None:

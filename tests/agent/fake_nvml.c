@@ -1,7 +1,8 @@
 /* A fake NVML library for machines without a GPU: two boards, the second split into two MIG instances on request. The words
  * in the file FAKE_NVML set the faults: "init fails", "absent" (the second board), "gone N", "hang", "lost", "xid",
  * "events hang", "mig", "pid N", "recovery N", "ecc N", "remap pending", "remap failed", "clocks N", "link down", "crc N",
- * "no links". Faults of reshaping the second board: "reshape hangs", "reshape in use", "reshape needs a reset",
+ * "no links", "gpm" (activity is measured), "nan" (one metric is not a number), "counters N", "fan N", "busy N" (SM share
+ * of the process). Faults of reshaping the second board: "reshape hangs", "reshape in use", "reshape needs a reset",
  * "reshape not permitted", "room for N". Values and layouts follow nvml.h. */
 
 #include <stdio.h>
@@ -85,6 +86,16 @@ int nvmlDeviceGetMemoryInfo(device *gpu, u64 *totals) {
 }
 int nvmlDeviceGetCudaComputeCapability(device *gpu, int *major, int *minor) { (void)gpu; *major = 9; *minor = 0; return OK; }
 int nvmlDeviceGetUtilizationRates(device *gpu, u32 *rates) { rates[0] = 55 + gpu->index; rates[1] = 20; return injected_error(); }
+int nvmlDeviceGetPowerManagementLimitConstraints(device *gpu, u32 *least, u32 *most) {
+    (void)gpu;
+    *least = 200000, *most = 700000;
+    return OK;
+}
+int nvmlDeviceGetTemperatureThreshold(device *gpu, int kind, u32 *degrees) {
+    (void)gpu;
+    *degrees = kind == 1 ? 89 : 95;
+    return OK;
+}
 int nvmlDeviceGetPowerUsage(device *gpu, u32 *milliwatts) { (void)gpu; *milliwatts = 123456; return injected_error(); }
 int nvmlDeviceGetTotalEnergyConsumption(device *gpu, u64 *millijoules) { (void)gpu; *millijoules = 777; return injected_error(); }
 int nvmlDeviceGetTemperature(device *gpu, int sensor, u32 *degrees) { (void)gpu; (void)sensor; *degrees = 44; return injected_error(); }
@@ -96,6 +107,41 @@ int nvmlDeviceGetComputeRunningProcesses_v3(device *gpu, u32 *count, process *fo
     if (*count < 1) { *count = 1; return 7; }
     *count = 1;
     found[0] = (process){(u32)pid, 1 << 20, 0, 0};
+    return OK;
+}
+
+typedef struct { u32 pid; u64 at; u32 sm, memory, encoder, decoder; } process_use;
+int nvmlDeviceGetProcessUtilization(device *gpu, process_use *found, u32 *count, u64 since) {
+    int pid = says("pid ") - 1, busy = says("busy ");
+    (void)since;
+    if (gpu->index != 0 || pid <= 0 || !busy) return NOT_FOUND;
+    if (!found) { *count = 2; return TOO_SMALL; }
+    found[0] = (process_use){(u32)pid, 1, (u32)busy - 1, 0, 0, 0};
+    found[1] = (process_use){(u32)pid, 2, (u32)busy + 1, 0, 0, 0};
+    *count = 2;
+    return OK;
+}
+int nvmlDeviceGetEnforcedPowerLimit(device *gpu, u32 *milliwatts) { (void)gpu; *milliwatts = 650000; return injected_error(); }
+int nvmlDeviceGetFanSpeed(device *gpu, u32 *percent) {
+    (void)gpu;
+    int said = says("fan ");
+    *percent = said ? (u32)said - 1 : 0;
+    return said ? OK : UNSUPPORTED;
+}
+typedef struct { u32 version, supported; } gpm_support;
+typedef struct { u32 metric; int result; double value; char *names[3]; } gpm_metric;
+typedef struct { u32 version, count; void *before, *after; gpm_metric metrics[]; } gpm_question;
+int nvmlGpmQueryDeviceSupport(device *gpu, gpm_support *found) { (void)gpu; found->supported = says("gpm") ? 1 : 0; return OK; }
+int nvmlGpmSampleAlloc(void **sample) { *sample = boards; return OK; }
+int nvmlGpmSampleFree(void *sample) { (void)sample; return OK; }
+int nvmlGpmSampleGet(device *gpu, void *sample) { (void)gpu; (void)sample; return injected_error(); }
+int nvmlGpmMigSampleGet(device *gpu, u32 instance, void *sample) { (void)gpu; (void)instance; (void)sample; return injected_error(); }
+int nvmlGpmMetricsGet(gpm_question *asked) {
+    for (u32 i = 0; i < asked->count; i++) {
+        asked->metrics[i].result = OK;
+        asked->metrics[i].value = asked->metrics[i].metric;
+        if (asked->metrics[i].metric == 11 && says("nan")) asked->metrics[i].value = 0.0 / 0.0;
+    }
     return OK;
 }
 
@@ -198,6 +244,10 @@ int nvmlDeviceGetFieldValues(device *gpu, int count, field *fields) {
         } else if ((fields[i].field == 138 || fields[i].field == 139) && fields[i].scope == 0xFFFFFFFF) {
             fields[i].kind = 3;
             fields[i].value.large = sent += 1000;
+        } else if (fields[i].scope == 0 && says("counters ") && (fields[i].field == 197 || fields[i].field == 198 ||
+                   fields[i].field == 94 || fields[i].field == 74 || fields[i].field == 142)) {
+            fields[i].kind = 3;
+            fields[i].value.large = (u64)(says("counters ") - 1) * 1000 + fields[i].field;
         } else fields[i].result = UNSUPPORTED;
     }
     return injected_error();

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.host.processes import is_alive, read_process, scan
-from agent.isolation.cgroups import MAX_PROCESSES_PER_RUN, CgroupLimits, Cgroups
+from agent.isolation.cgroups import MAX_PROCESSES_PER_RUN, CgroupLimits, Cgroups, CgroupUse
 from agent.shim import process_tree, workload_entry
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
@@ -149,6 +149,48 @@ def test_out_of_memory_kills_are_read_in_both_versions(tmp_path: Path, text: str
 # On this machine
 
 
+def test_the_use_of_a_run_is_read_in_both_versions(tmp_path: Path) -> None:
+    old = Cgroups(
+        mounts(tmp_path, v1_hierarchy(tmp_path, "cpu", "cpuacct"), v1_hierarchy(tmp_path, "memory"))
+    )
+    old.make("run", LIMITS)
+    (tmp_path / "cpu-cpuacct/gpupool/run/cpuacct.usage").write_text("2500000000\n")
+    (tmp_path / "memory/gpupool/run/memory.max_usage_in_bytes").write_text(f"{700 << 20}\n")
+    assert old.use("run") == CgroupUse(cpu_seconds=2.5, memory_peak_mib=700)
+    new = Cgroups(mounts(tmp_path, v2_hierarchy(tmp_path, "cpu memory")))
+    new.make("run", LIMITS)
+    group = tmp_path / "unified/gpupool/run"
+    (group / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1000000\n")
+    (group / "memory.peak").write_text(f"{300 << 20}\n")
+    assert new.use("run") == CgroupUse(cpu_seconds=1.5, memory_peak_mib=300)
+
+
+def test_use_that_the_kernel_does_not_count_is_unknown_and_not_zero(tmp_path: Path) -> None:
+    cgroups = Cgroups(mounts(tmp_path, v2_hierarchy(tmp_path, "cpu memory")))
+    cgroups.make("run", LIMITS)
+    (tmp_path / "unified/gpupool/run/cpu.stat").write_text("nr_periods 0\n")
+    assert cgroups.use("run") == cgroups.use("another run") == CgroupUse(None, None)
+    assert Cgroups(mounts(tmp_path)).use("run") == CgroupUse(None, None)
+
+
+@needs_cgroups
+async def test_the_report_of_an_ended_run_has_what_the_kernel_counted(
+    edge: FakeEdge, make_agent: MakeAgent
+) -> None:
+    name = f"test-{os.getpid()}-use"
+    REAL.make(name, CgroupLimits())
+    counted = REAL.use(name)
+    REAL.remove(name)
+    await make_agent(launcher="plain")
+    await edge.want(job("""python3 -c 'x = bytearray(40 << 20); sum(range(10**7))'"""))
+    ended = await edge.until_state("run-1", "ended")
+    assert ended.exit_code == 0
+    assert (ended.cpu_seconds is None) == (counted.cpu_seconds is None)
+    assert (ended.memory_peak_mib is None) == (counted.memory_peak_mib is None)
+    assert ended.cpu_seconds is None or 0 < ended.cpu_seconds < 600
+    assert ended.memory_peak_mib is None or ended.memory_peak_mib >= 40
+
+
 def test_the_layout_of_this_machine_matches_its_mounts() -> None:
     kinds = {line.split()[2] for line in Path("/proc/mounts").read_text().splitlines()} & {
         "cgroup",
@@ -158,6 +200,7 @@ def test_the_layout_of_this_machine_matches_its_mounts() -> None:
     assert REAL.layout == words[tuple(sorted(kinds))]
 
 
+@pytest.mark.long
 @needs_cgroups
 async def test_a_fork_bomb_stays_within_the_process_limit(edge: FakeEdge, make_agent: MakeAgent) -> None:
     agent = await make_agent("--most-processes", "40", launcher="bubblewrap")

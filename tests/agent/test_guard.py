@@ -119,6 +119,7 @@ async def test_a_guard_ends_with_its_shim_and_a_shim_continues_without_guard(
     assert is_free(agent)
 
 
+@pytest.mark.long
 async def test_a_plain_run_that_locks_a_foreign_gpu_is_stopped_and_named(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:
@@ -136,7 +137,7 @@ async def test_a_plain_run_that_locks_a_foreign_gpu_is_stopped_and_named(
     await edge.want(job("true", generation=3, units=[agent.units[0]]))
     assert (await edge.until_state("run-3", "ended")).outcome == "finished"
     ended = await edge.until_state("run-2", "ended")
-    assert ended.outcome == "cancelled" and "held the lock of GPU-" in ended.step
+    assert ended.outcome == "cancelled" and "locked slots of GPU-" in ended.step
 
 
 async def test_another_holder_of_a_gpu_lock_is_named_and_left_alone(

@@ -98,11 +98,11 @@ def test_a_home_that_is_a_link_is_followed_only_if_root_owns_the_link(tmp_path: 
         assert home_usage.home_names(tmp_path / "homes") == ([], 0)
 
 
-def test_a_change_time_in_the_future_is_limited_to_now(tmp_path: Path) -> None:
+def test_a_modification_time_in_the_future_counts_as_now(tmp_path: Path) -> None:
     assert measure(make_home(tmp_path / "ada", {"a": 10}, at=NOW + 86_400))["changed_at"] == NOW
 
 
-def test_the_size_of_a_home_that_exceeds_its_time_is_a_lower_bound(tmp_path: Path) -> None:
+def test_the_size_of_a_home_is_a_lower_bound_if_measuring_takes_too_long(tmp_path: Path) -> None:
     home = make_home(tmp_path / "ada", {f"{number}": 5000 for number in range(50)})
     asked = itertools.count()
     found = home_usage.measure_home(home, lambda: next(asked) >= 20, NOW)
@@ -177,7 +177,7 @@ def test_a_new_home_is_measured_at_once_and_others_at_the_next_round(tmp_path: P
     assert {home["measured_at"] for home in read_usage(tmp_path, later)["homes"]} == {later}
 
 
-def test_while_one_host_measures_others_use_the_last_result(tmp_path: Path) -> None:
+def test_other_hosts_use_the_last_result_while_one_host_measures(tmp_path: Path) -> None:
     (tmp_path / home_usage.METADATA_FOLDER).mkdir()
     with (tmp_path / home_usage.METADATA_FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -175,7 +175,7 @@ async def test_a_job_cancelled_during_its_prolog_never_starts(
     assert hook_output.lines == ["epilog run-1 cancelled "]
 
 
-async def test_the_lease_can_expire_during_the_prolog(
+async def test_a_run_whose_lease_expires_during_its_prolog_ends_as_lease_lost(
     edge: FakeEdge, start_with_hooks: StartWithHooks, hook_output: HookOutput
 ) -> None:
     edge.lease_seconds = 2.0

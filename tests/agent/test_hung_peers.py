@@ -6,6 +6,7 @@ A hanging peer must not block the agent's event loop, and must not block a call 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -24,6 +25,8 @@ from agent.host.clock import boottime
 from agent.host.state import StateFolder
 from agent.isolation.launchers import PlainLauncher
 from agent.isolation.team_users import OwnershipChangeInProgress, TeamUsers, UidRange
+from agent.runs import run_observer
+from agent.runs.local_run import read_acknowledgement
 from agent.runs.manager import RunManager
 from agent.server import connection, workspace_streams
 from agent.server.workspace_streams import WorkspaceStreams
@@ -231,7 +234,28 @@ async def test_a_failed_start_is_reported_during_its_cleanup(
     assert [(seen.run, seen.outcome) for seen in runs.seen()] == [("run-1", "start_failed")]
 
 
-async def test_while_the_homes_hang_runs_are_polled_and_starts_wait(
+async def test_a_checkpoint_that_is_written_just_before_the_end_is_reported(
+    runs: RunManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = job("touch $GPUPOOL_CHECKPOINT_DIR/.done")
+    assert await runs.start(wanted, boottime() + 30)
+    run = runs.runs[wanted.run]
+    async with asyncio.timeout(20):
+        while not (run.folder / "exit.json").exists():
+            await asyncio.sleep(0.02)
+    reads: list[Path] = []
+
+    def read(folder: Path) -> os.stat_result | None:
+        reads.append(folder)  # the first read is just before the workload writes the file
+        return None if len(reads) == 1 else read_acknowledgement(folder)
+
+    monkeypatch.setattr(run_observer, "read_acknowledgement", read)
+    runs.look()
+    assert run.ended["outcome"] == "finished"
+    assert run.checkpoint_at is not None
+
+
+async def test_runs_are_polled_and_starts_wait_while_the_homes_hang(
     runs: RunManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = job("touch $GPUPOOL_CHECKPOINT_DIR/.done; sleep 2")

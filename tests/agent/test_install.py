@@ -104,7 +104,7 @@ async def test_the_installed_agent_joins_once_and_runs_a_job(
     assert process.returncode == 0 and out.decode().startswith("joined as h1"), err
     assert len(edge.joins) == 1 and edge.joins[0].public_key
 
-    # The state folder provides the other options, as for the systemd unit.
+    # Like the systemd unit, pass no --edge and no --host: the agent reads both from the state folder.
     run = [program, "run", "--state", str(state), "--simulate", "1xH100-80GB", "--launcher", launcher]
     agent = AgentProcess(edge, state, launcher, process=await asyncio.create_subprocess_exec(*run, cwd="/"))
     try:

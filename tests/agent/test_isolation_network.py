@@ -189,6 +189,7 @@ async def test_a_run_in_a_private_network_reaches_no_address(
     assert reached_addresses(await output(edge, tries, **OF_BLUE)) == set()
 
 
+@pytest.mark.long
 @needs_tools
 async def test_with_internet_a_run_reaches_the_outside_but_not_the_host(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
@@ -210,7 +211,7 @@ async def test_with_internet_a_run_reaches_the_outside_but_not_the_host(
 
 @needs_tools
 @pytest.mark.parametrize("reach", [None, "192.168.77.0/24"])
-async def test_with_internet_private_networks_are_reachable_only_if_named(
+async def test_a_run_with_internet_reaches_only_named_private_networks(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside, reach: str | None
 ) -> None:
     await make_agent("--network", "internet", *(["--reach", reach] if reach else []), launcher="bubblewrap")
@@ -299,7 +300,7 @@ async def test_with_internet_runs_do_not_reach_each_other(
 
 
 @needs_tools
-async def test_in_the_hosts_network_metadata_and_foreign_ports_are_closed(
+async def test_a_run_in_the_hosts_network_cannot_reach_metadata_or_foreign_ports(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
     await make_agent("--network", "host", launcher="bubblewrap")
@@ -321,7 +322,7 @@ async def test_in_the_hosts_network_metadata_and_foreign_ports_are_closed(
 
 
 @needs_tools
-async def test_in_the_hosts_network_runs_of_a_team_reach_each_other(
+async def test_runs_of_a_team_in_the_hosts_network_reach_each_other(
     edge: FakeEdge, make_agent: MakeAgent, outside: Outside
 ) -> None:
     """Check that the ranks of a gang can connect to each other."""
@@ -460,7 +461,7 @@ def test_a_teams_own_address_stays_open_on_a_shared_port() -> None:
     }
 
 
-def test_a_wildcard_listener_is_closed_to_others_but_not_their_own_port() -> None:
+def test_a_wildcard_listener_is_closed_to_another_user_whose_own_listener_on_the_port_stays_open() -> None:
     everywhere = (70_002, "tcp", "::", 9)
     assert ports_to_close([70_001], [everywhere]) == {(70_001, "tcp", "::", 9), (70_001, "tcp", "0.0.0.0", 9)}
     # User 70001 listens on this port on IPv4 itself. Only IPv6 connections reach the other user's socket.

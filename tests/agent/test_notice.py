@@ -118,6 +118,7 @@ print("slow", ask(head[:-2]), time.monotonic() - began > 4, flush=True)
 """
 
 
+@pytest.mark.long
 async def test_a_request_may_arrive_in_pieces_but_must_end_in_time(
     edge: FakeEdge, agent: AgentProcess
 ) -> None:

@@ -17,11 +17,12 @@ from agent.gpu import conditions, kernel_log, nvml_reader
 from agent.gpu.mig import ReshapeOutcome
 from agent.gpu.nvml.device import model_name
 from agent.gpu.nvml_reader import NvmlGpuReader
-from agent.gpu.reader import GpuReadError, UnitUse
+from agent.gpu.reader import GpuProcessUse, GpuReadError, UnitUse
 from agent.host import gpu_locks
 from agent.protocol import GeometryPart
 from tests.agent.conftest import ROOT, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
+from tests.seeds import first_cases
 from tests.waiting import until
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
@@ -70,6 +71,7 @@ async def test_inventory_and_sample_are_read_and_unsupported_values_are_unknown(
     assert [gpu.nvlink_group for gpu in hardware.gpus] == [0, 0]
     assert gpu.links == {"GPU-fake-1": "NVLink"}
     assert (gpu.nvlinks, gpu.pcie, gpu.pci_bus_id) == (2, "x8 of x16, up to generation 5", "00000000:1A:00.0")
+    assert (gpu.power_limit_w, gpu.slowdown_temperature_c) == (700.0, 89)
     assert hardware.devices["GPU-fake-1"] == ["/dev/nvidia1"]
     assert hardware.notes == ["GPU 1 does not report hardware events."]
     row = (await reader.sample({}, 100.0))[0]
@@ -106,10 +108,96 @@ async def test_mig_instances_are_units_with_slots_and_without_board_values(fault
         for unit in hardware.gpus[1].units
     ]
     assert units == [("MIG-fake-1-0", "3g.40gb", 0, 360, 40448), ("MIG-fake-1-1", "3g.40gb", 360, 360, 40448)]
+    numbers = [[unit.instance for unit in gpu.units] for gpu in hardware.gpus]
+    assert numbers == [[None], [1, 2]]  # by these numbers, dcgm-exporter names the instances
     rows = {row.unit: row for row in await reader.sample({}, 100.0)}
     assert set(rows) == {"GPU-fake-0", "MIG-fake-1-0", "MIG-fake-1-1"}
     slice_ = rows["MIG-fake-1-0"]
     assert (slice_.utilisation, slice_.power_w, slice_.memory_used_mib) == (None, None, 1000)
+    await reader.close()
+
+
+async def test_the_minute_has_activity_traffic_and_counters_of_a_whole_gpu(faults: Path) -> None:
+    faults.write_text("gpm counters 5")
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    first = await reader.minute(100.0)
+    assert "dram_active" not in first.units["GPU-fake-0"], "a mean is known from the second reading on"
+    faults.write_text("gpm nan counters 6")
+    found = await reader.minute(160.0)
+    values = found.units["GPU-fake-0"]
+    assert {
+        name: values[name] for name in ("graphics_active", "sm_occupancy", "dram_active", "fp32_active")
+    } == {
+        "graphics_active": 1,
+        "sm_occupancy": 3,
+        "dram_active": 10,
+        "fp32_active": 12,
+    }
+    assert "fp64_active" not in values, "NaN is unknown"
+    assert (values["power_limit_w"], values["pcie_tx_bytes"], values["pcie_rx_bytes"]) == (650.0, 6197, 6198)
+    assert values["nvlink_rx_bytes"] - first.units["GPU-fake-0"]["nvlink_rx_bytes"] == 4 * 1000 * 1024
+    assert found.counters["GPU-fake-0"] == {
+        "pcie_replays": 6094,
+        "throttle_power_ns": 6074,
+        "remapped_rows_corrected": 6142,
+        "ecc_corrected_volatile": 0,
+        "ecc_uncorrected_volatile": 0,
+        "ecc_corrected": 0,
+        "ecc_uncorrected": 0,
+    }
+    await reader.close()
+
+
+async def test_a_value_that_the_gpu_lacks_is_tried_only_once(faults: Path) -> None:
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    assert "fan_percent" not in (await reader.minute(100.0)).units["GPU-fake-0"]
+    faults.write_text("fan 30 counters 1")
+    again = await reader.minute(160.0)
+    assert "fan_percent" not in again.units["GPU-fake-0"], "it would have been read, had it been asked for"
+    assert "pcie_replays" not in again.counters["GPU-fake-0"]
+    await reader.close()
+
+
+async def test_an_error_that_passes_does_not_count_as_lacking(faults: Path) -> None:
+    faults.write_text("lost")
+    reader = NvmlGpuReader()
+    faults.write_text("")
+    await reader.hardware()
+    faults.write_text("lost")
+    assert "power_limit_w" not in (await reader.minute(100.0)).units["GPU-fake-0"]
+    faults.write_text("")
+    assert (await reader.minute(160.0)).units["GPU-fake-0"]["power_limit_w"] == 650.0
+    await reader.close()
+
+
+async def test_a_mig_instance_has_its_own_activity_and_no_value_of_the_whole_gpu(faults: Path) -> None:
+    faults.write_text("mig gpm counters 5 pid 77 busy 40")
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    await reader.minute(100.0)
+    found = await reader.minute(160.0)
+    assert set(found.units) == {"GPU-fake-0", "MIG-fake-1-0", "MIG-fake-1-1"}
+    assert set(found.units["MIG-fake-1-0"]) == {
+        "graphics_active",
+        "sm_occupancy",
+        "dram_active",
+        "fp64_active",
+        "fp32_active",
+        "fp16_active",
+    }
+    assert found.counters["GPU-fake-1"]["pcie_replays"] == 5094, "the counters of the board are still read"
+    await reader.close()
+
+
+async def test_the_sm_share_of_each_process_is_read(faults: Path) -> None:
+    faults.write_text("pid 77 busy 40")
+    reader = NvmlGpuReader()
+    await reader.hardware()
+    assert (await reader.minute(100.0)).processes == [GpuProcessUse("GPU-fake-0", 77, 1, 41.0)]
+    faults.write_text("pid 77")
+    assert (await reader.minute(160.0)).processes == [GpuProcessUse("GPU-fake-0", 77, 1, None)]
     await reader.close()
 
 
@@ -365,19 +453,22 @@ def conditions_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("fault_text", "code"),
-    [
-        ("recovery 1", "recovery:gpu_reset"),
-        ("recovery 2", "recovery:node_reboot"),
-        ("remap pending", "remap:pending"),
-        ("remap failed", "remap:failed"),
-        ("ecc 3", "ecc:uncorrectable"),
-        ("crc 7", "nvlink:errors"),
-        ("clocks 64", "throttle:thermal"),
-        ("clocks 136", "throttle:power_brake"),
-        ("clocks 8", "throttle:hardware"),
-        ("link down", "nvlink:down"),
-        ("lost", "nvml:lost"),
-    ],
+    first_cases(
+        4,
+        [
+            ("recovery 1", "recovery:gpu_reset"),
+            ("recovery 2", "recovery:node_reboot"),
+            ("remap pending", "remap:pending"),
+            ("remap failed", "remap:failed"),
+            ("ecc 3", "ecc:uncorrectable"),
+            ("crc 7", "nvlink:errors"),
+            ("clocks 64", "throttle:thermal"),
+            ("clocks 136", "throttle:power_brake"),
+            ("clocks 8", "throttle:hardware"),
+            ("link down", "nvlink:down"),
+            ("lost", "nvml:lost"),
+        ],
+    ),
 )
 async def test_a_worsened_condition_is_reported_once_while_it_lasts(
     faults: Path, conditions_every_time: None, fault_text: str, code: str

@@ -63,6 +63,7 @@ def notes(edge: FakeEdge) -> str:
     return " ".join(edge.observed[-1].inventory.notes)
 
 
+@pytest.mark.long
 async def test_a_lost_gpu_does_not_prevent_the_use_of_other_gpus(
     edge: FakeEdge, make_agent: MakeAgent, faults: Path
 ) -> None:
@@ -89,8 +90,9 @@ async def test_a_lost_gpu_does_not_prevent_the_use_of_other_gpus(
     assert "GPU 1 can't be read" not in notes(edge), "the note disappears once the GPU is readable again"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["init fails", "hang"])
-async def test_without_nvml_running_jobs_continue_and_no_gpu_job_starts(
+async def test_running_jobs_continue_and_no_gpu_job_starts_without_nvml(
     edge: FakeEdge, make_agent: MakeAgent, faults: Path, fault: str
 ) -> None:
     agent, shim = await killed_agent_with_jobs(edge, make_agent)
@@ -113,7 +115,8 @@ async def test_without_nvml_running_jobs_continue_and_no_gpu_job_starts(
     assert "No workload starts" not in notes(edge)
 
 
-async def test_an_unknown_gpu_is_used_once_it_is_readable(
+@pytest.mark.long
+async def test_an_unknown_gpu_is_used_as_soon_as_it_is_readable(
     edge: FakeEdge, make_agent: MakeAgent, faults: Path
 ) -> None:
     faults.write_text("gone 1")

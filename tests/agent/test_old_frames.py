@@ -123,7 +123,7 @@ def test_two_new_frames_without_the_run_stop_it_with_its_grace_period(host: Agen
     }
 
 
-def test_a_frame_received_during_a_slow_start_takes_effect_before_the_next(
+def test_a_frame_received_during_a_slow_start_takes_effect_before_the_next_start(
     host: AgentHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Delay the starts, which may wait for a driver or a disk. A stop must not wait for the starts."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shlex
 import shutil
@@ -32,9 +33,9 @@ from agent.host.state import Generations, StateFolder
 from agent.isolation.team_users import TeamUserError, TeamUsers, UidRange
 from agent.isolation.workspace_socket import SocketMissing, socket_path
 from agent.notebook import activity_probe
-from agent.protocol import SampleRow
+from agent.protocol import FRAMES_UP, SampleRow, decode, encode
 from agent.runs import log_reader
-from agent.server.sample_spool import SampleSpool
+from agent.server.sample_spool import IMPOSSIBLE_READING, SampleSpool
 from agent.shim.supervisor import WorkloadSupervisor
 from agent.storage import file_trees
 from tests.agent.conftest import ROOT
@@ -50,7 +51,7 @@ def test_a_whole_gpu_has_one_holder(tmp_path: Path) -> None:
     gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 840)]).close()
 
 
-def test_slices_share_a_gpu_but_no_slot_and_exclude_a_whole_holder(tmp_path: Path) -> None:
+def test_slices_share_a_gpu_but_no_slot_and_exclude_a_holder_of_the_whole_gpu(tmp_path: Path) -> None:
     one = gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 0, 120)])
     two = gpu_locks.lock_slots(tmp_path, [SlotClaim("GPU-a", 120, 120)])
     for claim in (SlotClaim("GPU-a", 0, 120), SlotClaim("GPU-a", 0, 840)):
@@ -83,7 +84,7 @@ def test_a_lock_lasts_until_the_last_inheriting_process_ends(tmp_path: Path) -> 
 # Generations and state
 
 
-def test_a_generation_is_used_once_and_only_grows_per_unit_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_generation_is_used_once_and_grows_on_each_unit_even_after_a_restart(tmp_path: Path) -> None:
     generations = Generations(tmp_path / "g.json")
     assert generations.refusal(5, ["a"]) == ""
     generations.use(5, ["a"])
@@ -254,6 +255,16 @@ def test_batches_are_numbered_without_gaps_and_survive_a_restart(tmp_path: Path)
     assert again.add(rows(4)) == 4
 
 
+def test_readings_that_no_frame_can_carry_are_replaced_and_the_batch_is_kept(tmp_path: Path) -> None:
+    spool = SampleSpool(tmp_path)
+    wrong = SampleRow("u", 1.0, power_w=math.nan, temperature_c=math.inf, energy_mj=2**63, utilisation=50.0)
+    number = spool.add([wrong, SampleRow("u", 2.0, power_w=2e18, utilisation=60.0)])
+    first, second = spool.read(number).rows
+    assert (first.power_w, first.temperature_c, first.energy_mj) == (IMPOSSIBLE_READING,) * 3
+    assert (first.utilisation, second.power_w, second.utilisation) == (50.0, IMPOSSIBLE_READING, 60.0)
+    assert decode(encode(spool.read(number)), FRAMES_UP).rows == [first, second]
+
+
 def test_only_committed_batches_are_deleted_and_numbers_continue(tmp_path: Path) -> None:
     spool = SampleSpool(tmp_path)
     for number in (1, 2, 3):
@@ -382,7 +393,7 @@ def test_without_a_declared_load_the_cpu_time_of_the_process_tree_counts(tmp_pat
     assert sample(source, {unit: use(cpu=155.0)}, 130.0)[0].utilisation == 0.0
 
 
-def test_under_mig_utilisation_and_board_power_are_unknown_and_never_zero(tmp_path: Path) -> None:
+def test_a_mig_instance_reports_unknown_utilisation_and_power_instead_of_zero(tmp_path: Path) -> None:
     source = make_reader(tmp_path, slices="0:7x1g.10gb")
     gpu = asyncio.run(source.hardware()).gpus[0]
     assert [(unit.first_slot, unit.slots) for unit in gpu.units] == [(120 * place, 120) for place in range(7)]

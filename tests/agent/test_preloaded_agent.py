@@ -59,7 +59,7 @@ async def test_a_changed_environment_starts_a_new_process(
 
 
 @pytest.mark.parametrize("new_process", [False, True])
-async def test_steps_are_counted_and_constants_replaced(
+async def test_the_steps_of_an_agent_are_counted_and_its_constants_are_replaced(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, new_process: bool
 ) -> None:
     if new_process:

@@ -19,6 +19,7 @@ from agent.host.durable_files import read_json
 from agent.isolation.cgroups import Cgroups
 from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
+from tests.seeds import first_cases
 
 SLEEP = "echo begun; sleep 300"
 OPEN_FILES = """python3 -S -c 'import os
@@ -277,7 +278,9 @@ async def test_jobs_survive_a_killed_agent_and_are_adopted(edge: FakeEdge, agent
     )
 
 
-async def test_an_end_while_no_agent_runs_is_reported_later(edge: FakeEdge, agent: AgentProcess) -> None:
+async def test_a_job_that_ends_while_no_agent_runs_is_reported_later(
+    edge: FakeEdge, agent: AgentProcess
+) -> None:
     run = await start_running(edge, agent, "echo begun; sleep 1; exit 4")
     await agent.kill()
     await edge.until(lambda: read_json(agent.state / "runs" / run / "exit.json"))
@@ -481,16 +484,19 @@ async def test_a_lost_connection_stops_no_run_and_the_agent_reconnects(
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [
-        ({"units": ["GPU-elsewhere"]}, "unit_uuids: 'GPU-elsewhere'"),
-        ({"owner": "../root"}, "owner: '../root'"),
-        ({"owner": ".checkpoints"}, "owner: '.checkpoints'"),
-        ({"workload": "../../etc"}, "workload: '../../etc'"),
-        ({"environment": {"A B": "1"}}, "environment: 'A B'"),
-        ({"kind": "virtual machine"}, "kind: 'virtual machine'"),
-        ({"command": " "}, "command: empty"),
-        ({"memory_mib": -1}, "memory_mib: -1"),
-    ],
+    first_cases(
+        3,
+        [
+            ({"units": ["GPU-elsewhere"]}, "unit_uuids: 'GPU-elsewhere'"),
+            ({"owner": "../root"}, "owner: '../root'"),
+            ({"owner": ".checkpoints"}, "owner: '.checkpoints'"),
+            ({"workload": "../../etc"}, "workload: '../../etc'"),
+            ({"environment": {"A B": "1"}}, "environment: 'A B'"),
+            ({"kind": "virtual machine"}, "kind: 'virtual machine'"),
+            ({"command": " "}, "command: empty"),
+            ({"memory_mib": -1}, "memory_mib: -1"),
+        ],
+    ),
 )
 async def test_an_invalid_run_is_rejected_with_field_and_value(
     edge: FakeEdge, agent: AgentProcess, fields: dict[str, object], words: str
@@ -508,7 +514,8 @@ async def test_a_failed_start_reports_the_reason(edge: FakeEdge, agent: AgentPro
     assert refused.outcome == "start_failed" and "could not be started" in refused.step
 
 
-async def test_on_exit_stop_lets_workloads_save_and_ends_them_as_drained(
+@pytest.mark.long
+async def test_the_option_on_exit_stop_lets_workloads_save_and_ends_them_as_drained(
     edge: FakeEdge, make_agent: MakeAgent
 ) -> None:
     agent = await make_agent("--on-exit", "stop")
@@ -538,6 +545,7 @@ async def test_a_host_without_bubblewrap_reports_no_isolation(
     assert refused.process is not None and await refused.process.wait() == 1
 
 
+@pytest.mark.long
 async def test_the_log_of_a_verbose_job_is_bounded(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job("head -c 20000000 /dev/zero | tr '\\0' 'x'; echo; echo last"))
     ended = await edge.until_state("run-1", "ended")

@@ -116,6 +116,7 @@ async def test_an_agent_whose_loop_failed_ends_despite_a_hanging_thread(
         agent.clean_up()
 
 
+@pytest.mark.long
 async def test_pending_writes_are_completed_before_the_agent_ends(edge: FakeEdge, tmp_path: Path) -> None:
     """End the agent while two hardware events wait for a slow disk."""
     gate = tmp_path / "disk-answers"
@@ -173,6 +174,7 @@ async def test_an_interrupt_just_before_signal_handling_ends_the_agent(
     agent.clean_up()
 
 
+@pytest.mark.long
 async def test_an_agent_interrupted_during_its_start_can_be_ended(edge: FakeEdge, tmp_path: Path) -> None:
     """Send the interrupt at various times of the start.
 

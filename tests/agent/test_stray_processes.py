@@ -155,7 +155,7 @@ def test_a_run_on_a_foreign_gpu_is_named_and_stopped_at_the_second_poll(
         assert (tracker.seen[0].run, tracker.seen[0].done, tracker.runs_on_foreign_gpus) == ("run-1", "", {})
     tracker = StrayTracker()
     looks = (
-        (1.0, "its workload is stopped if it stays", {}),
+        (1.0, "its workload is stopped if the process stays", {}),
         (2.0, "its workload is stopped", {"run-1": "GPU-1"}),
     )
     for now, reported, stopped in looks:
@@ -234,7 +234,8 @@ def test_an_ended_stray_is_reported_once_with_pid_name_user_and_signal(
         f"{description}, by TERM",
         f"pid={ignores_term}, sh of user {PERSON}, 700 MiB, by KILL",
     ]
-    assert f"on GPU-1 is sent TERM, by the pool's policy: {description}" in caplog.text
+    sent = "on GPU-1, a process that belongs to no workload is sent TERM, because of the pool's policy"
+    assert f"{sent}: {description}" in caplog.text
     assert len(caplog.records) == 3, "TERM to both, KILL to one"
 
 

@@ -208,6 +208,7 @@ async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
     machine.end()
 
 
+@pytest.mark.long
 async def test_jobs_survive_restart_upgrade_kill_and_stop_of_the_service(
     machine: Machine, edge: FakeEdge, tmp_path: Path
 ) -> None:

@@ -74,7 +74,11 @@ async def test_uncommitted_samples_are_sent_again_and_kept_until_committed(
     assert again == list(range(already + 1, already + 1 + len(again))), (
         "batches continue after the committed one, in order, without gaps"
     )
-    assert all(batch == first_time[batch.sequence] for batch in edge.batches if batch.sequence in first_time)
+    assert all(
+        batch.rows == first_time[batch.sequence].rows
+        for batch in edge.batches
+        if batch.sequence in first_time
+    )
     edge.commits = True
     edge.committed = max(again)
     spool = agent.state / "spool"
@@ -242,6 +246,7 @@ async def test_an_address_that_is_no_edge_is_reported_in_one_line(
     assert not (tmp_path / "state" / "edge").exists()
 
 
+@pytest.mark.long
 async def test_a_joined_agent_reports_a_wrong_address_once_and_retries(
     other_server: str, agent: AgentProcess, tmp_path: Path
 ) -> None:
@@ -287,6 +292,7 @@ async def start_with_log(agent: AgentProcess, path: Path, *, joined: bool = True
     return LogFile(path)
 
 
+@pytest.mark.long
 async def test_the_log_reports_start_connection_and_loss_once(
     edge: FakeEdge, agent: AgentProcess, tmp_path: Path
 ) -> None:
@@ -307,6 +313,7 @@ async def test_the_log_reports_start_connection_and_loss_once(
     assert lines.count_lines("the connection to the edge is lost") == 1
 
 
+@pytest.mark.long
 async def test_an_unreachable_edge_is_logged_once_while_joining(edge: FakeEdge, tmp_path: Path) -> None:
     port = int(edge.url.rsplit(":", 1)[1])
     await edge.stop()

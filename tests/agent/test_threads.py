@@ -35,6 +35,7 @@ def group(tmp_path: Path) -> Iterator[Path]:
     made.rmdir()
 
 
+@pytest.mark.long
 async def test_an_agent_continues_without_new_threads(
     edge: FakeEdge, make_agent: MakeAgent, group: Path
 ) -> None:

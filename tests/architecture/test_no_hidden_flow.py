@@ -52,7 +52,7 @@ def test_no_signal_has_a_receiver_of_the_product() -> None:
 
 
 @pytest.mark.parametrize("method", ["save", "delete", "ready", "full_clean"])
-def test_models_and_apps_do_not_override(method: str) -> None:
+def test_models_and_apps_do_not_override_methods_that_could_hide_effects(method: str) -> None:
     found = [
         f"{path}:{node.lineno} {owner.name}.{method}"
         for path, tree in modules("portal", "telemetry", "scheduler")
@@ -65,7 +65,7 @@ def test_models_and_apps_do_not_override(method: str) -> None:
     assert not found
 
 
-def test_only_locks_modules_lock_rows() -> None:
+def test_rows_are_locked_only_in_modules_whose_names_end_in_locks() -> None:
     found = [
         f"{path}:{node.lineno} {text}"
         for path, tree in modules(*SERVER)
@@ -158,7 +158,7 @@ def test_no_module_runs_celery_eagerly() -> None:
         ("cli", "agent"),
     ],
 )
-def test_a_package_loads_without(module: str, forbidden: str, root: Path) -> None:
+def test_a_package_loads_without_the_forbidden_package(module: str, forbidden: str, root: Path) -> None:
     code = f"""
 import importlib, pkgutil, sys
 package = importlib.import_module({module!r})

@@ -23,12 +23,28 @@ WRITERS = {
     "Reservation": ("scheduler/services/",),
     "Batch": ("telemetry/ingest/watermarks.py",),
     "Sample": ("telemetry/ingest/binary_copy.py",),
+    "RunUse": ("telemetry/ingest/usage_rows.py",),
+    "HostUse": ("telemetry/ingest/usage_rows.py",),
+    "ProcessUse": ("telemetry/ingest/usage_rows.py",),
     "SampleGap": ("telemetry/ingest/watermarks.py", "telemetry/rollups/host_hours.py"),
-    "Rollup": ("telemetry/rollups/roll_up.py",),
-    # Charge lines are inserted from values of NewCharge.
+    # No module creates Rollup instances: it is a view. StoredUse values are written to its tables.
+    "Rollup": (),
+    "StoredUse": (
+        "telemetry/rollups/roll_up.py",
+        "telemetry/rollups/stored_readings.py",
+        "demo/simulated_usage.py",
+        "benchmarks/money_month/work_rows.py",
+    ),
+    "Alert": ("telemetry/alerts/alert_rows.py",),
+    "AlertRule": ("telemetry/alerts/rules.py",),
+    "CapacityStudy": ("telemetry/capacity/studies.py",),
+    "RunReport": ("telemetry/reports/stored.py",),
+    "RunReportUnit": ("telemetry/reports/stored.py",),
+    # No module creates Charge instances: telemetry/ledger copies NewCharge values into the table.
     "Charge": (),
     "NewCharge": ("telemetry/money/charge_rows.py", "telemetry/money/settlement.py"),
-    # The lines and cells of charges are written by SQL in telemetry/ledger.
+    # These modules write the lines and cells of idle time and of adjustments. Those of charges are written
+    # by SQL in telemetry/ledger.
     "StatementLine": ("telemetry/money/shared_idle.py", "telemetry/money/adjusting/"),
     "ChargeCell": ("telemetry/money/shared_idle.py", "telemetry/money/adjusting/"),
     "Adjustment": ("telemetry/money/adjusting/",),

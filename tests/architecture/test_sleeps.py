@@ -17,9 +17,9 @@ CLOCKS = {"time.monotonic", "time.perf_counter", "monotonic", "perf_counter"}
 LONGEST_POLL_SECONDS = 0.5
 # The places that sleep for a time, with the reason. At most six.
 PAUSES = {
-    "tests/agent/test_long_running_agent.py:send_str": "a slow socket: each frame takes a time",
+    "tests/agent/test_long_running_agent.py:send_str": "a slow socket: sending each frame takes some time",
     "tests/agent/test_shutdown.py:test_an_agent_interrupted_during_its_start_can_be_ended": (
-        "samples various times of a start, which reports no steps"
+        "interrupts a start at various times, because the start reports no steps"
     ),
     "tests/house/test_slow_senders.py:pause_of_slow_network": "the server measures the pauses of a client",
     "tests/house/test_bench_shutdown.py:test_an_interrupt_of_the_process_group_ends_all_processes": (

@@ -84,7 +84,7 @@ def test_a_job_that_ends_frees_its_gpus_before_jobs_start_in_the_same_second() -
     assert simulate_starts([job(1, 0, 1, 4, 10), job(2, 10, 1, 4, 5)], 1, QueueOrder.FIFO, 4) == {1: 0, 2: 10}
 
 
-def test_a_job_that_fits_no_empty_pool_is_refused() -> None:
+def test_a_job_that_does_not_fit_on_the_empty_pool_is_refused() -> None:
     with pytest.raises(ValueError, match="1 jobs do not fit on 1 nodes of 4 GPUs; the first is job 7"):
         simulate_starts([job(7, 0, 2, 4, 10)], 1, QueueOrder.EASY, 4)
 

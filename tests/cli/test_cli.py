@@ -275,6 +275,10 @@ WRONG_VALUES = [
     ["reservation", "create", "--pool", "shared", "--start", "9999-12-31T23:00", "--for", "1h"],
     ["reservation", "create", "--pool", "shared", "--start", "2020-01-01", "--for", "1h"],
     ["usage", "--start", "9999-12-31T00:00:00Z"],
+    ["usage", "--start", "2026-01-01T00:00:00Z"],
+    ["utilisation", "waterfall", "--start", "2026-01-01T00:00:00Z"],
+    ["utilisation", "waterfall", "--start", "2025-01-01T00:00:00Z", "--end", "2026-06-01T00:00:00Z"],
+    ["utilisation", "waterfall", "--team", "nowhere"],
     ["queue", "--pool", "a\udcff"],
 ]
 
@@ -298,6 +302,8 @@ def test_every_list_command_supports_json(gpupool: Gpupool, sign_in: SignIn, ser
         "hosts",
         "status",
         "usage",
+        "utilisation waterfall",
+        "utilisation waits --period 24h",
         "me",
         "job list",
         "notebook list",
@@ -379,6 +385,7 @@ def examples() -> list[str]:
     return [line.removeprefix("$ gpupool ") for block in blocks for line in block.splitlines()]
 
 
+@pytest.mark.long
 def test_every_example_of_the_documentation_runs(
     gpupool: Gpupool,
     sign_in: SignIn,

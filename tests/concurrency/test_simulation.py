@@ -22,8 +22,8 @@ from scheduler.sync import desired_state
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
 
-# Seeds to try if a test's own seed does not show the planted bug. A bug shows with every second to every
-# fourth seed.
+# Seeds to try if a test's own seed does not show the planted bug. Each planted bug shows with one seed in two
+# to one seed in four.
 SEEDS = range(1, 21)
 
 

@@ -479,8 +479,8 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "above the workload cap": (policy(max_slots_per_workload=GPU), "the cap is"),
     "above the user cap": (policy(max_slots_per_user=GPU), "user 1 holds"),
     "spare capacity used": (spare_used, "its spare is"),
-    "a reservation made impossible": (reserved_later, "could be kept before"),
-    "a reservation made impossible that needs a host with a full disk": (
+    "a start that breaks a reservation": (reserved_later, "could be kept before"),
+    "a start that breaks a reservation on a host with a full disk": (
         reserved_tomorrow,
         "could be kept before",
     ),
@@ -548,7 +548,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         quotas(QuotaInfo(1, 1, "H100", 12 * GPU), QuotaInfo(2, 1, "H100", 8 * GPU)),
         "borrowed only",
     ),
-    "an eviction for a reservation too early": (
+    "an eviction that is too early for its reservation": (
         both(row("reservations", 9, start=NOW + HOUR), eviction(for_workload=None, for_reservation=9)),
         "does not start yet",
     ),
@@ -564,7 +564,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
         both(row("queued", 2, ask=Ask(8, hosts=2)), policy(notice_seconds=0)),
         "are evicted in vain",
     ),
-    "an eviction for a guarantee that says it is for priority": (
+    "an eviction for a guarantee, with the reason code for priority": (
         eviction(code=ReasonCode.EVICTED_FOR_PRIORITY),
         "instead of evicted_for_guarantee",
     ),
@@ -575,7 +575,7 @@ BUGS: dict[str, tuple[Bug, str]] = {
     "a reservation that waits while its units are free": (not_bound, "although enough units are free"),
     "a binding to the model that others are guaranteed": (
         bound_to_guaranteed_units_of_others,
-        "not to its team's A100",
+        "its own team is guaranteed A100",
     ),
     "firm work that exceeds the guarantee with its own team's reservation": (
         above_the_guarantee_when_the_reservation_starts,
@@ -702,11 +702,11 @@ BUGS: dict[str, tuple[Bug, str]] = {
         refusal(3, held_units=(300,), expected_start=NOW + 60),
         "does not serve",
     ),
-    "work started on held units that ends too late": (
+    "a start on held units of work that ends too late": (
         refusal(3, held_units=(102,), expected_start=NOW + 60),
         "delays workload 3",
     ),
-    "work expected to run on held units for too long": (
+    "running work that is expected to use held units for too long": (
         both(
             refusal(3, held_units=(200,), expected_start=NOW + 60), lambda s, p: (s, replace(p, evictions=()))
         ),

@@ -22,7 +22,7 @@ def test_every_example_is_counted_and_none_breaks_a_promise() -> None:
 
 
 @pytest.mark.parametrize("argument", ["0", "-1", "many"])
-def test_a_wrong_number_of_examples_is_refused(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_number_of_examples_is_refused(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["--examples", argument])
     assert "whole number from 1" in capsys.readouterr().err
@@ -41,6 +41,7 @@ def test_a_plan_that_depends_on_the_order_of_rows_is_counted(monkeypatch: pytest
     assert any(bench.ORDER_PROMISE in dict(broken) for broken in found)
 
 
+@pytest.mark.long
 def test_an_example_is_reduced_to_the_rows_that_break_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     def incomplete_plan(snapshot: Snapshot, now: int) -> Plan:
         """Leave the workload with the highest id without an answer."""

@@ -120,7 +120,7 @@ def test_expected_starts_never_need_more_units_than_the_pool_has(seed: int) -> N
 def test_a_request_needs_its_units_on_one_host() -> None:
     scattered = free_units((4, 4, 4), (4, 4, 8))
     assert scattered.earliest(8, 1, 60) == NOW + HOUR
-    assert scattered.earliest(2, 1, 60) == NOW + HOUR, "the earliest start is after the first step"
+    assert scattered.earliest(2, 1, 60) == NOW + HOUR, "the search returns only starts later than now"
     assert scattered.earliest(16, 1, 60) is None
 
 
@@ -181,3 +181,23 @@ def test_preemptible_work_deep_in_the_queue_uses_reserved_units_until_the_reserv
     starts = {r.workload: r.expected_start or 0 for r in plan(snapshot, NOW).refusals}
     assert NOW < starts[500] < NOW + 6 * HOUR
     assert starts[501] >= NOW + 1000 * HOUR, "it would still run when the reservation starts"
+
+
+def test_the_units_of_a_workload_are_subtracted_once() -> None:
+    """The first workload that waits for A100 gets an exact forecast although it is deep in the queue."""
+    ahead = [waiting(n, Ask(1, models=("H100",)), 4 * HOUR) for n in range(1, FORECAST_DEPTH + 2)]
+    first, second = (waiting(n, Ask(1, models=("A100",)), 4 * HOUR) for n in (500, 501))
+    end = NOW + 2 * HOUR
+    snapshot = pool([*ahead, first, second], busy(8))
+    snapshot = replace(
+        snapshot,
+        hosts=(*snapshot.hosts, HostInfo(9, "h9", 1)),
+        units=(*snapshot.units, *(UnitInfo(unit, 9, unit, "A100") for unit in (90, 91))),
+        quotas=(*snapshot.quotas, QuotaInfo(1, 1, "A100", 0)),
+        running=(
+            *snapshot.running,
+            RunningWorkload(990, 1, 1, 1, 1, (90, 91), NOW - HOUR, end, end, preemptible=True),
+        ),
+    )
+    starts = {refusal.workload: refusal.expected_start for refusal in plan(snapshot, NOW).refusals}
+    assert (starts[500], starts[501]) == (end, end)

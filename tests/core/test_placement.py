@@ -157,8 +157,8 @@ def test_fgd_counts_the_capacity_that_common_requests_cannot_use() -> None:
         ]
     )
     fgd = Fgd(NodeStates([64_000], [10**6], [2], [0]), mix)
-    # The node has 8 free CPUs, and GPUs with 1,000 and 300 free thousandths. The first class needs no GPU.
-    # The second can't use the GPU with 300 thousandths, and the third can use neither GPU.
+    # The node has 8 free CPUs, and GPUs with 1,000 and 300 free thousandths. The first request of the mix
+    # needs no GPU. The second cannot use the GPU with 300 thousandths, and the third can use neither GPU.
     found = fgd.fragments(np.array([0]), np.array([8_000]), np.array([[MILLI_PER_GPU, 300]]))
     assert int(found[0]) == 1 * 1_300 + 2 * 300 + 1 * 1_300
 
@@ -243,6 +243,7 @@ def test_the_rule_allocates_more_than_other_policies_and_random_placement_the_le
     assert found["bestfit"] > found["random"], found
 
 
+@pytest.mark.long
 def test_a_mix_learned_from_arrivals_is_nearly_as_good_as_a_known_mix(
     synthetic_trace: openb.Trace,
 ) -> None:

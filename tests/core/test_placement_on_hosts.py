@@ -195,7 +195,7 @@ def test_a_placement_reports_the_terms_of_its_choice() -> None:
     ) + unit_selection.placement_terms(state, Ask(2), h100, [11, 12])
 
 
-def test_hosts_with_enough_cpu_and_memory_have_the_same_rank_in_the_short_and_the_full_table() -> None:
+def test_the_fast_path_for_hosts_with_enough_cpu_and_memory_gives_the_same_ranks() -> None:
     units = [*gpus(1, 8), *gpus(2, 8), *gpus(3, 8)]
     asks = [waiting(n, Ask(1 + n % 4, cpu_milli=4_000 * (1 + n % 4))) for n in range(20, 40)]
     snapshot = pool(
@@ -246,7 +246,7 @@ def test_rounding_of_free_cpu_never_underestimates_the_waste(cpu_of_large: int, 
         exact = tables.waste.of(none, np.full(9, min(free, capacity)), none, tables.gpu_states.rows[counts])
         assert (rounded >= exact).all()
         equal.append(rounded.tolist() == exact.tolist())
-    # Rounding is exact only if every demand is a multiple of one level.
+    # Rounding is exact only if every demand is a multiple of the step between levels.
     assert all(equal) == (cpu_of_large == 10_000)
 
 

@@ -22,6 +22,7 @@ from scheduler.core.promises.reservation_windows import (
 from scheduler.core.reasons import ReasonCode
 from tests.core.crowded import crowded
 from tests.core.strategies import NOW, WindowAsked, snapshots, windows
+from tests.seeds import seeds
 
 LARGE_SNAPSHOTS = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
@@ -90,15 +91,16 @@ def check_window(snapshot: Snapshot, asked: WindowAsked, now: int = NOW) -> Wind
     )
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_the_plan_of_a_crowded_pool_breaks_no_promise(first: int) -> None:
-    for seed in range(first, first + 50):
+@pytest.mark.parametrize("block", seeds(short=1, total=5))
+def test_the_plan_of_a_crowded_pool_breaks_no_promise(block: int) -> None:
+    for seed in range(40 * block, 40 * block + 40):
         snapshot = crowded(seed, NOW)
         assert violations(snapshot, plan(snapshot, NOW), NOW) == [], seed
 
 
-def test_a_plan_without_explanations_has_the_same_decisions() -> None:
-    for seed in range(60):
+@pytest.mark.parametrize("block", seeds(short=1, total=3))
+def test_a_plan_without_explanations_has_the_same_decisions(block: int) -> None:
+    for seed in range(20 * block, 20 * block + 20):
         snapshot = crowded(seed, NOW)
         short, full = plan(snapshot, NOW, explain=False), plan(snapshot, NOW)
         assert (short.placements, short.evictions, short.bindings) == (

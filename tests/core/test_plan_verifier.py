@@ -44,7 +44,7 @@ def test_the_plan_without_a_bug_breaks_no_promise_and_has_every_kind_of_row() ->
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_the_verifier_finds(name: str) -> None:
+def test_the_verifier_finds_a_plan_that_breaks_a_promise(name: str) -> None:
     bug, message = BUGS[name]
     snapshot, planned = bug(sample_pool(), good_plan())
     found = violations(snapshot, planned, NOW)
@@ -64,7 +64,7 @@ def test_the_verifier_finds_a_false_reason(code: ReasonCode) -> None:
         ("borrowing_one_model_does_not_delay_guaranteed_work_of_another", 2, 3),
     ],
 )
-def test_a_borrower_served_before_guaranteed_work_is_found_in_every_queue(
+def test_a_placement_of_a_borrower_before_guaranteed_work_is_found_in_every_queue(
     scenario: str, guaranteed: int, borrower: int
 ) -> None:
     snapshot = Scenario(FOLDER / f"{scenario}.json").snapshot
@@ -130,7 +130,7 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
         ACCEPTED,
         "units are promised of",
     ),
-    "an acceptance on a full disk that may not be emptied by then": (
+    "an acceptance on hosts whose disk is full and may still be full when the window begins": (
         replace(
             sample_pool(),
             hosts=tuple(
@@ -150,7 +150,7 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
         ACCEPTED,
         "less than they are guaranteed",
     ),
-    "an acceptance that uses the guarantee of others of either model": (
+    "an acceptance that uses the guarantee of others, whichever of two models it gets": (
         replace(
             two_models(),
             quotas=(
@@ -163,7 +163,7 @@ WRONG_ANSWERS: dict[str, tuple[Snapshot, int, WindowCheckResult, str]] = {
         ACCEPTED,
         "less than they are guaranteed: A100 at",
     ),
-    "an acceptance that uses a guarantee of others that is reset by then": (
+    "an acceptance that uses a guarantee in GPU-hours that others get back before the window": (
         replace(
             sample_pool(),
             running=(),

@@ -150,7 +150,7 @@ def test_adjacent_windows_do_not_overlap() -> None:
     assert check(taken, Ask(4)).fits
 
 
-def test_a_reservation_needs_its_units_per_host() -> None:
+def test_the_units_of_a_reservation_on_one_host_must_be_free_on_one_host() -> None:
     """Leave twelve units free, but fewer than eight on each host."""
     taken = pool_of(2, running=(firm(1, (10, 11), NOW + 9 * HOUR), firm(2, (20, 21), NOW + 9 * HOUR)))
     assert check(taken, Ask(8)).code == ReasonCode.WINDOW_FULL
@@ -245,7 +245,7 @@ def test_a_reservation_may_use_a_host_with_a_full_disk_until_shortly_before_its_
     assert [kept(DISK_USABLE_FROM), kept(DISK_USABLE_FROM - 60), kept(NOW)] == [True, False, False]
 
 
-def test_a_reservation_above_its_guarantee_must_leave_the_guarantees_of_others() -> None:
+def test_a_reservation_above_its_teams_guarantee_is_refused_if_it_takes_the_guarantee_of_others() -> None:
     answer = check(pool_of(1), Ask(5))
     assert answer.code == ReasonCode.WINDOW_EATS_GUARANTEES
     assert dict(answer.numbers) == {

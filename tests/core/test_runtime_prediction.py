@@ -41,11 +41,12 @@ def test_without_similar_jobs_the_prediction_is_the_usual_share_of_the_limit() -
     assert history_of(*past).predict(queued(3600)) == 900
 
 
-def test_jobs_of_another_size_or_with_a_limit_over_three_times_apart_do_not_count() -> None:
+def test_jobs_of_another_size_or_with_a_limit_that_is_not_similar_do_not_count() -> None:
     far = [(queued(36_000), 7)] * 5
     large = [(queued(3600, units=2), 7)] * 5
-    # These jobs are not similar to the predicted job. So the prediction uses only the shares of their limits
-    # that they needed, 7/36,000 or 7/3,600. The median share times the limit of 3,600 is 3.85.
+    # These jobs are not similar to the predicted job. So the prediction is the median of (runtime / limit)
+    # times the limit of the predicted job. The ratios are 7/36,000 and 7/3,600, five times each. Their median
+    # times 3,600 is 3.85.
     assert history_of(*far, *large).predict(queued(3600)) == 4
     assert history_of(*[(queued(10_800), 50)] * 5).predict(queued(3600)) == 50
     assert size_class(5) == size_class(7) == (4, 8)

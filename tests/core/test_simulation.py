@@ -172,7 +172,7 @@ def test_the_simulation_returns_its_final_state() -> None:
     assert after.decayed_use[0].slot_seconds == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_a_busy_week_breaks_no_promise_and_loses_no_work(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def checked(planner: IncrementalPlanner, now: int, **more: Any) -> Plan:
         snapshot = planner.snapshot()

@@ -22,7 +22,7 @@ NOW = 1_000_000
 
 
 @pytest.mark.parametrize(("spare", "unit"), [(4, 10), (5, 20)])
-def test_a_workload_that_leaves_its_earmarked_unit_must_leave_the_spare_capacity(
+def test_a_workload_that_starts_outside_its_earmarked_unit_does_not_use_spare_capacity(
     spare: int, unit: int
 ) -> None:
     """Check on which of five free units a workload starts. One of the units is earmarked for it.

@@ -147,7 +147,7 @@ def test_fewer_alternatives_are_tried_with_a_long_queue(monkeypatch: pytest.Monk
     ] and all_count > 1
 
 
-def test_a_plan_up_to_a_turn_equals_the_full_plan() -> None:
+def test_a_plan_that_stops_after_the_turn_of_a_workload_decides_about_it_like_the_full_plan() -> None:
     others = tuple(
         waiting(n, Ask(1 + n % 5, models=("H100",) if n % 3 else ()), team=1 + n % 2) for n in range(1, 30)
     )

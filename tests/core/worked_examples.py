@@ -1,8 +1,12 @@
 """Generate the worked examples of docs/scheduling.md from scenario files, with the numbers of the planner.
 
-A block of the page begins with ``<!-- example: NAME -->`` (a file of ``scenarios/``), ``<!-- rules -->`` (all
-files) or ``<!-- promises -->`` (all checks of the verifier), and ends with ``<!-- end -->``. Regenerate the
-blocks with this command:
+A block of the page begins with one of these comments:
+
+- ``<!-- example: NAME -->``: the block shows the scenario in the file NAME of ``scenarios/``.
+- ``<!-- rules -->``: the block lists the rule of each file.
+- ``<!-- promises -->``: the block lists all checks of the verifier.
+
+A block ends with ``<!-- end -->``. Regenerate the blocks with this command:
 
     GPUPOOL_WRITE_DOCS=1 ./run test tests/core/test_worked_examples.py
 """

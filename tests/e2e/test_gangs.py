@@ -240,6 +240,7 @@ def test_ddp_runs_on_two_hosts_and_the_gang_restarts_when_a_member_is_killed(
     )
 
 
+@pytest.mark.long
 def test_members_have_the_variables_of_common_launchers_and_end_together(
     two_hosts: TwoHosts, host_networks: HostNetworks
 ) -> None:

@@ -18,6 +18,7 @@ from tests.waiting import PAGE_MILLISECONDS
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.long,
     pytest.mark.site,
     pytest.mark.timeout(420),
     pytest.mark.xdist_group("site"),

@@ -446,8 +446,9 @@ def test_3_a_borrower_is_preempted_checkpoints_waits_and_resumes(story: Story) -
     )
     lead.check()
     me.go("/notifications/")
-    notice = me.page.get_by_role("listitem").or_(me.page.get_by_role("row")).filter(has_text="vessel-sweep")
-    expect(notice.first).to_contain_text(re.compile("make room|preempted|guarantee"))
+    notices = me.page.get_by_role("listitem").or_(me.page.get_by_role("row")).filter(has_text="vessel-sweep")
+    # A later notice may be above it: on a busy machine the job has already resumed.
+    expect(notices.filter(has_text=re.compile("make room|preempted|guarantee")).first).to_be_visible()
     me.check()
 
     eventually(lambda: claimant()["state"] == "ended", 90, "urgent-fold ended")
@@ -506,10 +507,11 @@ def test_4_a_quota_change_is_approved_with_changes_and_cannot_exceed_the_pool(
 
 BY = "section[aria-labelledby=by]"
 CHARTS = (
-    "Where the GPU-hours go",
     "Use over time",
     "Use by team",
     "Now, GPU by GPU",
+    "When GPUs are wanted",
+    "Busy is not the same as at work",
     "When GPUs work",
     "Pooled or dedicated",
     "How long people wait",
@@ -522,7 +524,11 @@ def test_5_each_utilisation_chart_has_a_table_and_a_csv(story: Story) -> None:
     page = operator.go("/utilisation/?period=30d")
     expect(page.locator("main")).to_contain_text("includes simulated history")
     expect(page.locator("main")).to_contain_text(re.compile(r"Saved by pooling\s*[\d.,]+ GPUs"))
-    assert re.findall(r"h\d", page.locator(".panel", has_text="Now, GPU by GPU").inner_text())
+    now = page.locator(".panel", has_text="Now, GPU by GPU")
+    now.scroll_into_view_if_needed()
+    expect(now).to_contain_text(re.compile(r"h\d"), timeout=30_000)  # charts are drawn when they are in view
+    for table in ("waterfall", "league"):
+        expect(page.locator(f"#{table} tbody tr").nth(1)).to_be_visible()
     for title in CHARTS:
         panel = page.locator("section.panel").filter(has=page.get_by_role("heading", name=title, exact=True))
         panel.scroll_into_view_if_needed()
@@ -535,11 +541,11 @@ def test_5_each_utilisation_chart_has_a_table_and_a_csv(story: Story) -> None:
             answer.status == 200 and answer.headers["content-type"].startswith("text/csv") and len(lines) > 1
         ), title
         panel.get_by_text("Table", exact=True).click()
-        expect(panel.get_by_role("table")).to_be_visible()
+        expect(panel.get_by_role("table").first).to_be_visible()
         expect(panel.get_by_role("row")).not_to_have_count(1)
     operator.check()
     for by in ("Project", "GPU"):
-        page.get_by_role("link", name=by, exact=True).click()
+        page.get_by_role("navigation", name="Use by").get_by_role("link", name=by, exact=True).click()
         expect(page.get_by_role("heading", name=re.compile(f"Use by {by}", re.I))).to_be_visible()
     fleet = operator.go("/fleet/")
     expect(fleet.locator("main")).to_contain_text("simulated")
@@ -634,11 +640,13 @@ def amount(text: str) -> Decimal:
 
 def adds_up(page: Page) -> bool:
     """Return True if the amounts of the conservation line add up."""
-    line = page.locator(".equation .big b")
-    expect(line).to_have_count(5)
-    charged, margin, idle, overhead, cost = map(amount, line.all_inner_texts())
+    expect(page.locator(".equation .big b").nth(4)).to_be_visible()
     expect(page.locator(".check-result")).to_contain_text("0.00")
-    return cost > 0 and charged - margin + idle + overhead == cost
+    charged, *others, cost = map(amount, page.locator(".equation .big b").all_inner_texts())
+    *operators, equals = page.locator(".equation .operator").all_inner_texts()
+    assert equals == "=" and set(operators) <= {"+", "−"}
+    signed = [each if sign == "+" else -each for sign, each in zip(operators, others, strict=True)]
+    return cost > 0 and charged + sum(signed) == cost
 
 
 # -- 7 hosts -------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from benchmarks.plan_verifier import violations  # noqa: E402
 from scheduler.core.planner import plan  # noqa: E402
 from scheduler.cycle import core_values, engine, snapshot  # noqa: E402
 from scheduler.models import Allocation, BoundUnit, Leader, Quota, Reservation, Run, Workload  # noqa: E402
-from telemetry.models import Charge, Sample  # noqa: E402
+from telemetry.models import Charge, Rollup, Sample  # noqa: E402
 
 
 def read_facts() -> dict[str, Any]:
@@ -38,6 +38,9 @@ def read_facts() -> dict[str, Any]:
         "charges": Charge.objects.count(),
         "charged": str(Charge.objects.aggregate(total=Sum("charged"))["total"]),
         "samples": Sample.objects.count(),
+        "rollups": Counter(map(str, Rollup.objects.values_list("resolution", flat=True))),
+        "covered seconds": round(Rollup.objects.aggregate(total=Sum("covered_seconds"))["total"]),
+        "energy": Rollup.objects.aggregate(total=Sum("energy_mj"))["total"],
     }
 
 

@@ -104,7 +104,7 @@ def benches() -> Iterator[list[Bench]]:
         bench.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
 def test_a_signal_to_a_benchmark_ends_all_processes(
     checkout: Path, benches: list[Bench], number: int
 ) -> None:

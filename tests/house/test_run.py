@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -282,7 +283,7 @@ def test_throw_away_services_end_with_their_command(root: Path, short_folder: Pa
     assert not [pid for pid in servers if process_start(pid)]
 
 
-def test_lock_files_contain_no_index_and_no_address(root: Path) -> None:
+def test_requirements_files_name_no_package_index_and_no_url(root: Path) -> None:
     for lock in (root / "requirements").glob("*.txt"):
         text = lock.read_text()
         assert "://" not in text, lock
@@ -294,5 +295,20 @@ def test_missing_programs_are_an_error_in_ci(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("CI", "true")
     monkeypatch.setattr(environment, "TEST_PROGRAMS", {"no-such-package": ("no-such-program",)})
     monkeypatch.setattr(environment, "install_system_packages", lambda packages, why: False)
+    monkeypatch.setattr(environment, "PROMETHEUS_PROGRAMS", ())
     with pytest.raises(RunError, match="apt-get install -y no-such-package"):
         environment.ensure_test_programs()
+
+
+def test_prometheus_is_unpacked_and_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Check the commands, and that a package that apt does not have is an error in CI."""
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setattr(environment, "TEST_PROGRAMS", {})
+    monkeypatch.setattr(environment, "PROMETHEUS_PROGRAMS", ("no-such-program",))
+    monkeypatch.setattr(environment, "PROMETHEUS", tmp_path)
+    commands: list[list[str]] = []
+    monkeypatch.setattr(environment, "_apt_succeeds", lambda command, folder=None: commands.append(command))
+    with pytest.raises(RunError, match="prometheus is missing"):
+        environment.ensure_test_programs()
+    download, update = ["apt-get", "download", "prometheus"], ["apt-get", "update"]
+    assert commands == ([download, update, download] if shutil.which("apt-get") else [])

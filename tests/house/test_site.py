@@ -15,7 +15,12 @@ import pytest
 from tests.running_demo import Demo, free_pair
 from tools.processes import process_start
 
-pytestmark = [pytest.mark.site, pytest.mark.timeout(300), pytest.mark.xdist_group("site")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.site,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("site"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -75,6 +75,7 @@ def send_slowly(connection: socket.socket, every: float = 0.1) -> bytes:
     raise AssertionError("the server still waits")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", [b"Content-Length: 100000", b"Transfer-Encoding: chunked"])
 def test_a_body_sent_a_byte_at_a_time_is_rejected(server: Server, length: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,16 @@ import pytest
 
 from tools.changed_tests import Choice, choose_tests
 from tools.gates import gates
-from tools.testing import LONG_PARTS, SHORT_PARTS, Part, selects_examples
+from tools.testing import (
+    COMPILE,
+    LONG_PARTS,
+    SHORT_PARTS,
+    Part,
+    _Command,
+    _run_lanes,
+    has_compiled_tests,
+    selects_examples,
+)
 from tools.verbs import VERBS
 
 IGNORES_SIGNALS = """
@@ -87,7 +97,7 @@ def test_pre_commit_runs_every_gate(root: Path) -> None:
 
 @pytest.mark.parametrize("parts", [SHORT_PARTS, LONG_PARTS], ids=["short", "long"])
 def test_every_test_belongs_to_exactly_one_part(root: Path, parts: Sequence[Part]) -> None:
-    """Check that one part has a file's tests with the marker ``site``, and one part has its other tests."""
+    """Check for each file: one part runs its tests with the marker ``site``, and one part its other tests."""
     for path in sorted(root.glob("tests/**/test_*.py")):
         file = str(path.relative_to(root))
         kinds = [part.markers for part in parts if part.chosen_paths([file])]
@@ -106,6 +116,39 @@ def test_only_one_part_names_databases_after_its_processes() -> None:
     for parts in (SHORT_PARTS, LONG_PARTS):
         assert sum(part.database and part.processes > 1 for part in parts) == 1
         assert sum(part.database and part.processes == 1 for part in parts) <= 1
+
+
+def test_one_process_compiles_the_modules_of_a_new_checkout(tmp_path: Path) -> None:
+    assert not has_compiled_tests(tmp_path)
+    compiled = tmp_path / "tests" / "scheduler" / "__pycache__" / "test_world.cpython-311-pytest-9.pyc"
+    compiled.parent.mkdir(parents=True)
+    compiled.touch()
+    assert has_compiled_tests(tmp_path)
+    assert Path(COMPILE[0]).name.startswith("python") and "--collect-only" in COMPILE
+
+
+def test_lanes_run_at_the_same_time_and_their_commands_one_after_another(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Run two lanes whose commands wait for files of each other, so that another order would never end."""
+
+    def command(name: str, script: str) -> _Command:
+        return _Command(name, ["sh", "-c", f"cd {tmp_path} && {script}"], dict(os.environ))
+
+    wait = "while [ ! -e {} ]; do sleep 0.01; done"
+    failed = _run_lanes(
+        [
+            [command("one", f"{wait.format('second')}; echo from one"), command("three", "exit 5")],
+            [
+                command("first", "touch first; echo from first; exit 1"),
+                command("second", "test -e first && touch second && echo from second"),
+            ],
+        ]
+    )
+    assert failed == ["first"]
+    shown = capfd.readouterr().out
+    order = [shown.index(text) for text in ("from one", "from first", "from second")]
+    assert order == sorted(order)
 
 
 def test_a_part_runs_the_wanted_tests_that_belong_to_it() -> None:

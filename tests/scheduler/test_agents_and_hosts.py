@@ -23,6 +23,7 @@ from scheduler.sync.agent_rejections import AgentRejected
 from scheduler.sync.host_inventory import retire_missing_gpu
 from tests.fakes import FakeAgent
 from tests.scheduler.test_job_lifecycle import job
+from tests.seeds import first_cases
 from tests.world import World, units_of
 
 SECOND = dt.timedelta(seconds=1)
@@ -30,9 +31,10 @@ MINUTE = dt.timedelta(minutes=1)
 
 
 def start(world: World, agents: list[FakeAgent], at: dt.datetime) -> None:
-    """Run one planning cycle and sync each agent twice, so that placed work runs."""
+    """Run one planning cycle and sync each agent with a run twice, so that placed work runs."""
     engine.run_cycle("test", at)
-    for agent in agents * 2:
+    hosts = set(Run.objects.exclude(state="ended").values_list("host_id", flat=True))
+    for agent in [agent for agent in agents if agent.host.pk in hosts] * 2:
         agent.sync(at)
 
 
@@ -100,6 +102,31 @@ def test_a_wrong_host_clock_cannot_move_an_end_outside_the_servers_observations(
         assert held.period.upper == at + expected * SECOND
 
 
+@pytest.mark.parametrize(
+    ("reported", "stored"),
+    [
+        ((12.5, 2048), (12.5, 2048)),
+        ((0.0, 0), (0.0, 0)),
+        ((None, None), (None, None)),  # an agent of an earlier version, or a host without control groups
+        ((-1.0, -5), (None, None)),
+        ((1e13, 2**40), (None, None)),
+    ],
+)
+def test_the_cpu_time_and_memory_of_an_ended_run_are_stored_if_they_are_possible(
+    world: World, reported: tuple[float | None, int | None], stored: tuple[float | None, int | None]
+) -> None:
+    (agent,) = agents_of(world, "delta")
+    job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[])
+    start(world, [agent], world.now)
+    name = agent.running[0]
+    agent.end(name, world.now + 10 * SECOND)
+    cpu_seconds, memory = reported
+    agent.runs[name] = replace(agent.runs[name], cpu_seconds=cpu_seconds, memory_peak_mib=memory)
+    agent.sync(world.now + 10 * SECOND)
+    run = Run.objects.get()
+    assert (run.state, run.cpu_seconds, run.memory_peak_mib) == ("ended", *stored)
+
+
 def test_a_failed_job_is_retried_with_growing_delays_up_to_its_limit(world: World) -> None:
     (agent,) = agents_of(world, "delta")
     workload = job(world, world.vision, 1, world.now, pool=world.static, models_wanted=[], most_retries=2)
@@ -117,10 +144,13 @@ def test_a_failed_job_is_retried_with_growing_delays_up_to_its_limit(world: Worl
     assert workload.outcome_numbers == {"attempt": 3, "exit_code": 3}
 
 
-def test_lost_duplicated_and_reordered_frames_converge_to_the_same_end(world: World) -> None:
+@pytest.mark.parametrize("jobs", [5, pytest.param(15, marks=pytest.mark.long)])
+def test_lost_duplicated_and_reordered_frames_converge_to_the_same_end(world: World, jobs: int) -> None:
     rng = random.Random(7)
     agents = agents_of(world, "alpha", "beta")
-    workloads = [job(world, rng.choice(world.teams), rng.choice([1, 2, 4, 8]), world.now) for _ in range(15)]
+    workloads = [
+        job(world, rng.choice(world.teams), rng.choice([1, 2, 4, 8]), world.now) for _ in range(jobs)
+    ]
     late: list[tuple[FakeAgent, Observed]] = []
     at = world.now
     for step in range(400):
@@ -130,12 +160,9 @@ def test_lost_duplicated_and_reordered_frames_converge_to_the_same_end(world: Wo
         if late and rng.random() < 0.3:
             agent, frame = late.pop(rng.randrange(len(late)))
             agent_api.sync(agent.host.pk, frame, at)
-        taken = snapshot.take_snapshot(None, at)
-        assert (
-            step % 4
-            or violations(taken, plan(taken, core_values.epoch_seconds(at)), core_values.epoch_seconds(at))
-            == []
-        )
+        if step % 4 == 0:
+            taken, seconds = snapshot.take_snapshot(None, at), core_values.epoch_seconds(at)
+            assert violations(taken, plan(taken, seconds), seconds) == []
         engine.run_cycle("test", at)
         if step == 20:
             services.cancel_workload(workloads[-1], now=at)
@@ -273,18 +300,21 @@ def test_a_held_gpu_that_disappears_is_missing_at_once_and_cannot_be_retired(
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"uuid": "GPU-alpha-0"}, "is a GPU of host alpha"),
-        ({"index": 1}, "have the same index or uuid"),
-        ({"units": [UnitSeen("a", "x", 0, 800, 1), UnitSeen("b", "x", 799, 41, 1)]}, "do not overlap"),
-        ({"units": [UnitSeen("a", "x", 0, 841, 1)]}, "within 0 to 840"),
-        (
-            {"units": [UnitSeen("a", "x", 0, 100, 1), UnitSeen("a", "x", 100, 100, 1)]},
-            "two units have the same uuid",
-        ),
-        ({"model": ""}, "model ''"),
-        ({"memory_mib": -1}, "memory_mib -1"),
-    ],
+    first_cases(
+        3,
+        [
+            ({"uuid": "GPU-alpha-0"}, "is a GPU of host alpha"),
+            ({"index": 1}, "have the same index or uuid"),
+            ({"units": [UnitSeen("a", "x", 0, 800, 1), UnitSeen("b", "x", 799, 41, 1)]}, "do not overlap"),
+            ({"units": [UnitSeen("a", "x", 0, 841, 1)]}, "within 0 to 840"),
+            (
+                {"units": [UnitSeen("a", "x", 0, 100, 1), UnitSeen("a", "x", 100, 100, 1)]},
+                "two units have the same uuid",
+            ),
+            ({"model": ""}, "model ''"),
+            ({"memory_mib": -1}, "memory_mib -1"),
+        ],
+    ),
 )
 def test_an_invalid_inventory_is_rejected_with_a_reason(
     world: World, change: dict[str, object], message: str

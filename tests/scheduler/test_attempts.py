@@ -157,7 +157,8 @@ def gang(world: World, now: dt.datetime) -> Workload:
     return job(world, world.vision, 8, now, hosts=2)
 
 
-def test_a_gang_runs_once_all_members_run_and_ends_with_the_first_failed_member(world: World) -> None:
+@pytest.mark.long
+def test_a_gang_is_running_when_all_members_run_and_stops_when_a_member_fails(world: World) -> None:
     first, second = (FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta"))
     workload = gang(world, world.now)
     engine.run_cycle("test", world.now)
@@ -183,6 +184,7 @@ def test_a_gang_runs_once_all_members_run_and_ends_with_the_first_failed_member(
     assert workload.outcome_numbers == {"attempt": 1, "exit_code": 9}
 
 
+@pytest.mark.long
 def test_a_gang_that_loses_a_host_is_requeued_as_a_whole(world: World) -> None:
     agents = [FakeAgent.of(host) for host in world.hosts.values()]
     workload = gang(world, world.now)
@@ -207,7 +209,7 @@ def test_a_gang_that_loses_a_host_is_requeued_as_a_whole(world: World) -> None:
     assert lost.host.runs.get().outcome == ReasonCode.HOST_LOST
 
 
-def test_a_running_row_without_a_start_time_is_completed_by_the_next_report(world: World) -> None:
+def test_the_next_report_sets_the_start_time_of_a_workload_whose_run_is_already_running(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     workload = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
@@ -220,7 +222,7 @@ def test_a_running_row_without_a_start_time_is_completed_by_the_next_report(worl
     assert (workload.state, workload.started_at) == ("running", world.now + SECOND)
 
 
-def test_a_run_reported_as_running_at_once_has_the_same_starting_and_running_time(world: World) -> None:
+def test_a_run_whose_first_report_says_running_has_equal_starting_and_running_times(world: World) -> None:
     queued = job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
     run = Run.objects.get(workload=queued)

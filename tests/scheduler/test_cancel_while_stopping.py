@@ -58,7 +58,7 @@ def test_a_cancel_is_honoured_while_work_stops_because_of_its_gpu(world: World) 
     assert_cancel_ends(workload, agent, world.now + 4 * SECOND)
 
 
-@pytest.mark.parametrize("retries", [0, 2])
+@pytest.mark.parametrize("retries", [2, pytest.param(0, marks=pytest.mark.long)])
 def test_a_cancel_is_honoured_while_a_gang_stops_because_of_a_failed_member(
     world: World, retries: int
 ) -> None:

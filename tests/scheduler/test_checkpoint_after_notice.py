@@ -32,7 +32,9 @@ def drain(workload: Workload, run: Run, at: dt.datetime) -> Workload:
     return workload
 
 
-@pytest.mark.parametrize("skew", [HOUR, -HOUR, dt.timedelta()])
+@pytest.mark.parametrize(
+    "skew", [HOUR, *(pytest.param(skew, marks=pytest.mark.long) for skew in (-HOUR, dt.timedelta()))]
+)
 def test_a_checkpoint_before_the_notice_does_not_shorten_the_notice(world: World, skew: dt.timedelta) -> None:
     workload, run, agent = running_job(world)
     saved = world.now + 300 * SECOND
@@ -45,7 +47,9 @@ def test_a_checkpoint_before_the_notice_does_not_shorten_the_notice(world: World
     assert workload.state == "notice"
 
 
-@pytest.mark.parametrize("skew", [HOUR, -HOUR, dt.timedelta()])
+@pytest.mark.parametrize(
+    "skew", [HOUR, *(pytest.param(skew, marks=pytest.mark.long) for skew in (-HOUR, dt.timedelta()))]
+)
 def test_a_checkpoint_after_the_notice_ends_the_notice(world: World, skew: dt.timedelta) -> None:
     workload, run, agent = running_job(world)
     agent.checkpoint(str(run.public_id), world.now + 10 * SECOND + skew)

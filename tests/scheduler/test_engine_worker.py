@@ -67,11 +67,16 @@ def test_a_submission_is_decided_without_a_periodic_cycle(
         wait_until(lambda w=workload: state_of(w) != "queued")  # type: ignore[misc]
 
 
-def test_with_a_thousand_gpus_every_event_wakes_the_engine(
-    engine_worker: subprocess.Popen[bytes], transactional_db: None
+@pytest.mark.parametrize(
+    ("gpus", "waiting", "rounds"),
+    [(400, 10, 1), pytest.param(1_000, 100, 2, marks=pytest.mark.long)],
+    ids=["small", "large"],
+)
+def test_every_event_wakes_the_engine(
+    engine_worker: subprocess.Popen[bytes], transactional_db: None, gpus: int, waiting: int, rounds: int
 ) -> None:
     """Check requests, ended work, returned hosts and approvals in a half-full pool with a queue."""
-    fleet = make_pool_rows(1_000, 100, timezone.now())
+    fleet = make_pool_rows(gpus, waiting, timezone.now())
     lone = make_host("lone", fleet.pool, [H100], timezone.now())
     Host.objects.filter(pk=lone.pk).update(labels={"only": "lone"})
     agent = FakeAgent.of(lone)
@@ -88,13 +93,13 @@ def test_with_a_thousand_gpus_every_event_wakes_the_engine(
         agent.end(agent.running[0], timezone.now())
         agent.sync(timezone.now())
 
-    for number in range(2):
+    for number in range(rounds):
         wait_decided(fleet.queue(timezone.now(), number))
         wait_decided(lone_job())
-        waiting = lone_job()
-        wait_until(lambda: Workload.objects.get(pk=waiting.pk).reason_code != "")  # noqa: B023
+        second = lone_job()
+        wait_until(lambda: Workload.objects.get(pk=second.pk).reason_code != "")  # noqa: B023
         end_what_runs()
-        wait_decided(waiting)
+        wait_decided(second)
         services.cordon_host(lone, reason="test", now=timezone.now())
         end_what_runs()
         closed_out = lone_job()
@@ -135,13 +140,14 @@ def test_the_sweep_decides_if_every_nudge_is_lost(
     nudge.redis_connection().set(nudge.ENGINE_KEY, "1", px=60_000)  # suppresses every nudge
     lost = queue(live_world, live_world.vision)
     assert nudge.redis_connection().llen("engine") == 0, "no message is waiting"
-    active = app.control.inspect(timeout=10.0).active()
+    active = app.control.inspect(timeout=10.0, limit=1).active()  # without the limit, it waits 10 seconds
     assert active and not any(active.values()), "and none is being handled"
     assert state_of(lost) == "queued"
     app.send_task("scheduler.tasks.sweep", queue="engine")
     wait_until(lambda: state_of(lost) == "placed")
 
 
+@pytest.mark.long
 def test_a_job_runs_is_preempted_and_resumes_through_the_real_engine(
     engine_worker: subprocess.Popen[bytes], live_world: World
 ) -> None:
@@ -177,6 +183,7 @@ def test_a_job_runs_is_preempted_and_resumes_through_the_real_engine(
     until(lambda: Allocation.objects.filter(period__upper_inf=True).count() == 16)
 
 
+@pytest.mark.long
 def test_after_a_killed_engine_nothing_is_started_twice_and_nothing_is_lost(
     live_world: World, tmp_path: Path
 ) -> None:
@@ -219,6 +226,7 @@ def test_a_submission_is_committed_at_once_while_valkey_is_down(
         nudge.redis_connection.cache_clear()
 
 
+@pytest.mark.long
 def test_a_frozen_engine_is_replaced_and_does_not_lead_after_it_resumes(
     engine_worker: subprocess.Popen[bytes], live_world: World, tmp_path: Path
 ) -> None:

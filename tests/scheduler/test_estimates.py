@@ -25,25 +25,26 @@ def past(
     waited: dt.timedelta,
     latest: dt.timedelta | None = None,
 ) -> None:
-    """Record ``count`` past waiting times that ended a minute apart.
+    """Record ``count`` past waiting times of one job that ended a minute apart.
 
     Each was estimated as ``estimated`` and in fact lasted ``waited``. ``latest`` is the longest announced
     waiting time, or None if no range was announced.
     """
-    for number in range(count):
-        row = job(world, world.vision, 1, world.now)
-        over = world.now - number * MINUTE
-        begun = over - waited
-        StartEstimate.objects.create(
-            workload=row,
+    waited_often = job(world, world.vision, 1, world.now)
+    begins = [world.now - number * MINUTE - waited for number in range(count)]
+    StartEstimate.objects.bulk_create(
+        StartEstimate(
+            workload=waited_often,
             pool=world.shared,
-            attempt=0,
+            attempt=number,
             told_at=begun,
             expected_start=begun + estimated,
             latest=begun + latest if latest else None,
-            over_at=over,
+            over_at=begun + waited,
             started=True,
         )
+        for number, begun in enumerate(begins)
+    )
     Workload.objects.update(state="ended", ended_at=world.now)
 
 

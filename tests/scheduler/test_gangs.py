@@ -118,12 +118,12 @@ def test_a_member_that_cannot_start_stops_the_whole_gang(world: World) -> None:
     ("policy", "retries", "outcome", "state", "kind"),
     [
         ("restart", 1, "failed", "queued", "restarted"),
-        ("restart", 0, "failed", "ended", "ended"),
-        ("restart", 0, "host_lost", "queued", "restarted"),
-        ("end", 3, "failed", "ended", "ended"),
         ("end", 3, "host_lost", "ended", "ended"),
-        ("end", 3, "gpu_error", "ended", "ended"),
-        ("end", 0, "start_failed", "queued", "restarted"),
+        pytest.param("restart", 0, "failed", "ended", "ended", marks=pytest.mark.long),
+        pytest.param("end", 0, "start_failed", "queued", "restarted", marks=pytest.mark.long),
+        pytest.param("restart", 0, "host_lost", "queued", "restarted", marks=pytest.mark.long),
+        pytest.param("end", 3, "failed", "ended", "ended", marks=pytest.mark.long),
+        pytest.param("end", 3, "gpu_error", "ended", "ended", marks=pytest.mark.long),
     ],
 )
 def test_the_owners_policy_decides_what_happens_when_a_member_ends(
@@ -163,6 +163,7 @@ def test_a_preempted_gang_is_requeued_whatever_its_policy(world: World) -> None:
     assert not Decision.objects.filter(workload=workload, kind__in=("restarted", "ended")).exists()
 
 
+@pytest.mark.long
 def test_the_other_members_are_stopped_if_a_member_is_reported_as_stopping_before_it_ends(
     world: World,
 ) -> None:
@@ -203,6 +204,7 @@ def test_an_invalid_address_is_rejected_with_a_reason(world: World, address: str
         agent.sync(world.now)
 
 
+@pytest.mark.long
 def test_a_gang_is_stopped_if_a_host_never_reports_its_member(world: World) -> None:
     workload, (first, second) = placed(world)
     for seconds in (1, 60, 119):
@@ -263,7 +265,7 @@ def sync_twice(workload: Workload, agents: list[FakeAgent], at: dt.datetime) -> 
     workload.refresh_from_db()
 
 
-@pytest.mark.parametrize("hosts", [3, 4])
+@pytest.mark.parametrize("hosts", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_a_gang_is_requeued_after_a_gpu_error_and_only_the_faulty_member_is_marked(
     world: World, hosts: int
 ) -> None:
@@ -287,6 +289,7 @@ def test_a_gang_is_requeued_after_a_gpu_error_and_only_the_faulty_member_is_mark
     assert list(charged) == [ReasonCode.GPU_ERROR], "the hardware fault cost the time of all members"
 
 
+@pytest.mark.long
 def test_a_gang_is_retried_until_gpus_have_failed_on_three_hosts(world: World) -> None:
     workload, agents = running_gang(world, 4)
     everywhere = {host.pk: PromptAgent.of(host) for host in world.shared.hosts.all()}
@@ -319,6 +322,7 @@ def restart_on_fresh_host(
     return sorted(agents_by_rank, key=lambda agent: agent.host.pk in {agent.host.pk for agent in agents[:1]})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("order", [1, -1])
 def test_members_that_fail_as_a_consequence_are_not_the_cause_of_the_gangs_end(
     world: World, order: int
@@ -358,7 +362,7 @@ def test_members_that_fail_before_another_members_host_is_known_as_lost_use_no_r
     assert Decision.objects.get(workload=workload, kind="restarted").numbers["host"] == lost.host.name
 
 
-@pytest.mark.parametrize("outcome", ["failed", "start_failed"])
+@pytest.mark.parametrize("outcome", ["failed", pytest.param("start_failed", marks=pytest.mark.long)])
 def test_one_attempt_of_a_gang_counts_as_one_failed_host_however_many_members_fail(
     world: World, outcome: str
 ) -> None:
@@ -402,6 +406,7 @@ def test_a_member_that_saves_first_does_not_shorten_the_notice_of_the_others(wor
     assert (workload.state, workload.reason_code) == ("queued", ReasonCode.DRAINED)
 
 
+@pytest.mark.long
 def test_a_gang_is_stopped_once_all_its_members_have_saved(world: World) -> None:
     workload, (first, second, third) = noticed_gang(world, 3)
     checkpoint_and_end(second, world.now + 65 * SECOND)
@@ -422,7 +427,10 @@ def test_a_member_that_fails_after_the_notice_still_ends_the_others(world: World
     assert workload.state == "stopping"
 
 
-@pytest.mark.parametrize(("others", "failed_rank"), [("killed_at_grace", 2), ("checkpointed", 0)])
+@pytest.mark.parametrize(
+    ("others", "failed_rank"),
+    [("killed_at_grace", 2), pytest.param("checkpointed", 0, marks=pytest.mark.long)],
+)
 def test_a_gang_counts_as_checkpointed_only_if_all_its_members_are_checkpointed(
     world: World, others: str, failed_rank: int
 ) -> None:
@@ -453,20 +461,23 @@ def test_a_host_with_a_slow_clock_is_not_taken_as_the_first_failure(world: World
     assert (workload.state, workload.outcome, workload.outcome_numbers["exit_code"]) == ("ended", "failed", 3)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "lost"), [(-5, False), (5, True), (100, True), (130, True), (200, False)]
-)
-def test_a_gpu_taken_out_counts_as_lost_for_the_run_that_held_it(
-    world: World, seconds: int, lost: bool
-) -> None:
+def test_a_gpu_taken_out_counts_as_lost_for_the_run_that_held_it(world: World) -> None:
     workload, agents = running_gang(world, 2)
     run = workload.runs.get(rank=1)
-    GpuStateChange.objects.create(
-        gpu=Gpu.objects.get(host=run.host, index=0),
-        repair_state="quarantined",
-        at=world.now + seconds * SECOND,
-    )
-    if seconds > 5:
-        agents[1].end(agents[1].running[0], world.now + 100 * SECOND, outcome="failed")
-        agents[1].sync(world.now + 100 * SECOND)
-    assert gangs.runs_that_lost_a_gpu(list(workload.runs.all())) == ({run.pk} if lost else set())
+
+    def assert_lost(expected: dict[int, bool]) -> None:
+        """Take a GPU of the run out at each second in ``expected``. Check whether it counts as lost."""
+        for seconds, lost in expected.items():
+            change = GpuStateChange.objects.create(
+                gpu=Gpu.objects.get(host=run.host, index=0),
+                repair_state="quarantined",
+                at=world.now + seconds * SECOND,
+            )
+            found = gangs.runs_that_lost_a_gpu(list(workload.runs.all()))
+            assert found == ({run.pk} if lost else set()), seconds
+            change.delete()
+
+    assert_lost({-5: False, 5: True})
+    agents[1].end(agents[1].running[0], world.now + 100 * SECOND, outcome="failed")
+    agents[1].sync(world.now + 100 * SECOND)
+    assert_lost({100: True, 130: True, 200: False})

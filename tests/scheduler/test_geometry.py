@@ -17,7 +17,7 @@ from telemetry.core.charge_model import GpuCondition
 from telemetry.money.charging_inputs import gpu_condition
 from tests.scheduler.test_agents_and_hosts import agents_of
 from tests.telemetry.rows import at, hold, reservation, workload
-from tests.world import H100, World, units_of
+from tests.world import H100, World, units_of, world_fixture
 
 pytestmark = pytest.mark.django_db
 HALVES = ["3g.40gb", "3g.40gb"]
@@ -51,11 +51,14 @@ class MigAgent:
         self.inventory = replace(self.inventory, gpus=gpus)
 
 
-@pytest.fixture
-def alpha(world: World) -> MigAgent:
+def write_alpha(world: World) -> MigAgent:
+    """Return the agent of alpha, which has synchronised at 9:00."""
     agent = MigAgent(world)
     agent.sync(at(9))
     return agent
+
+
+alpha = world_fixture(write_alpha)
 
 
 def gpu_of(world: World, index: int = 0, host: str = "alpha") -> Gpu:

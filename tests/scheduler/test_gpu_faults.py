@@ -20,6 +20,7 @@ from tests.fakes import FakeAgent
 from tests.scheduler.test_agents_and_hosts import agents_of, start
 from tests.scheduler.test_gangs import placed
 from tests.scheduler.test_job_lifecycle import job
+from tests.seeds import first_cases
 from tests.world import World
 
 SECOND = dt.timedelta(seconds=1)
@@ -50,7 +51,13 @@ def running(world: World, **wish: object) -> tuple[Workload, FakeAgent]:
     return workload, agent
 
 
-@pytest.mark.parametrize("events", [["xid:79"], ["xid:13", "recovery:gpu_reset"], ["xid:48"]])
+@pytest.mark.parametrize(
+    "events",
+    [
+        ["xid:13", "recovery:gpu_reset"],
+        *(pytest.param(events, marks=pytest.mark.long) for events in (["xid:79"], ["xid:48"])),
+    ],
+)
 def test_a_run_that_fails_together_with_its_gpu_is_requeued_and_not_charged(
     world: World, events: list[str]
 ) -> None:
@@ -71,7 +78,8 @@ def test_a_run_that_fails_together_with_its_gpu_is_requeued_and_not_charged(
 
 
 @pytest.mark.parametrize(
-    "events", [[], ["xid:13"], ["xid:31", "xid:43"], ["xid:109"], ["xid:99999"], ["a\x00b", "\ud800"]]
+    "events",
+    first_cases(2, [[], ["xid:13"], ["xid:31", "xid:43"], ["xid:109"], ["xid:99999"], ["a\x00b", "\ud800"]]),
 )
 def test_events_that_programs_can_cause_and_unknown_events_do_not_excuse_a_failure(
     world: World, events: list[str]

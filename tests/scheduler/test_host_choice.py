@@ -75,6 +75,7 @@ def test_no_work_is_placed_on_a_host_with_a_full_disk(world: World) -> None:
     assert {host_of(workload) for workload in workloads[:2]} == {"beta"}
 
 
+@pytest.mark.long
 def test_the_reason_names_the_full_hosts_and_the_work_starts_once_a_disk_has_space(
     world: World,
 ) -> None:
@@ -131,7 +132,15 @@ def test_a_frame_with_a_changed_disk_state_takes_the_full_sync(world: World) -> 
 
 
 @pytest.mark.parametrize(
-    "outcome", ["start_failed", "prolog_failed", "host_full", "gpu_unreadable", "disk_ran_low"]
+    "outcome",
+    [
+        "start_failed",
+        "disk_ran_low",
+        *(
+            pytest.param(outcome, marks=pytest.mark.long)
+            for outcome in ("prolog_failed", "host_full", "gpu_unreadable")
+        ),
+    ],
 )
 def test_a_workload_avoids_the_host_that_could_not_start_it(world: World, outcome: str) -> None:
     agents = agents_of(world)
@@ -223,6 +232,7 @@ def test_work_without_a_checkpoint_may_run_on_any_host(world: World) -> None:
     assert fail(work, world, "alpha", 0, "gpu_error").homes_id is None
 
 
+@pytest.mark.long
 def test_owners_and_operators_see_that_moved_work_does_not_find_its_checkpoint(world: World) -> None:
     """Drain a host whose work then starts on a host without its checkpoint.
 

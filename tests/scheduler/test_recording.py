@@ -270,6 +270,7 @@ def test_expired_recordings_are_deleted_and_the_remaining_ones_stay_complete(
     assert not Recording.objects.exists() and not RecordingPart.objects.exists()
 
 
+@pytest.mark.long
 def test_a_part_in_use_is_kept_when_older_recordings_are_pruned(world: World) -> None:
     recorder = CycleRecorder()
     for hours in range(0, 30, 3):

@@ -199,7 +199,7 @@ def test_removal_ends_maintenance_diagnostics_and_geometry_changes(world: World)
 
 
 def test_a_reservation_on_a_removed_host_gets_units_of_other_hosts(world: World) -> None:
-    agents = [FakeAgent.of(host) for host in world.hosts.values()]
+    agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
     reservation = confirm(world, 2, world.now + HOUR, world.now + 5 * HOUR)
     tick(agents, world.now + HOUR)
     first = reservation.bound_units.first()
@@ -268,7 +268,7 @@ def test_a_host_is_not_moved_while_it_has_work_reserved_units_or_repairs(world: 
 
 
 def test_a_host_is_not_moved_if_a_reservation_needs_it(world: World) -> None:
-    agents = [FakeAgent.of(host) for host in world.hosts.values()]
+    agents = [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
     active = confirm(world, 2, world.now + HOUR, world.now + 5 * HOUR)
     coming = confirm(
         world, 8, world.now + 5 * HOUR, world.now + 6 * HOUR, hosts=2, may_exceed_guarantee=True, name="exam"

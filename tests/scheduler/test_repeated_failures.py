@@ -46,7 +46,13 @@ def test_a_workload_that_cannot_start_on_three_hosts_ends_and_names_their_number
     assert (done.state, done.outcome, done.outcome_numbers["failed_on_hosts"]) == ("ended", "start_failed", 3)
 
 
-@pytest.mark.parametrize("outcome", ["prolog_failed", "host_full", "gpu_unreadable"])
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        "prolog_failed",
+        *(pytest.param(fault, marks=pytest.mark.long) for fault in ("host_full", "gpu_unreadable")),
+    ],
+)
 def test_faults_of_the_host_use_no_retry_of_the_workload(world: World, outcome: str) -> None:
     work = workload(world, world.vision, most_retries=2)
     for minute, host in enumerate(["alpha", "beta", "gamma", "alpha", "beta", "gamma", "alpha"]):
@@ -55,7 +61,14 @@ def test_faults_of_the_host_use_no_retry_of_the_workload(world: World, outcome: 
         assert work.not_before is not None
 
 
-@pytest.mark.parametrize("host_fault", ["prolog_failed", "host_full", "gpu_unreadable", ""])
+@pytest.mark.parametrize(
+    "host_fault",
+    [
+        "host_full",
+        "",
+        *(pytest.param(fault, marks=pytest.mark.long) for fault in ("prolog_failed", "gpu_unreadable")),
+    ],
+)
 def test_the_agent_reports_whether_the_host_caused_a_failed_start(world: World, host_fault: str) -> None:
     (agent,) = agents_of(world, "alpha")
     work = job(world, world.vision, 1, world.now)

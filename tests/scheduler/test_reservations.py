@@ -23,7 +23,8 @@ SECOND = dt.timedelta(seconds=1)
 
 @pytest.fixture
 def agents(world: World) -> list[FakeAgent]:
-    return [FakeAgent.of(host) for host in world.hosts.values()]
+    """Return the agents of the hosts with H100."""
+    return [FakeAgent.of(world.hosts[name]) for name in ("alpha", "beta")]
 
 
 def ask(world: World, units: int, start: dt.datetime, end: dt.datetime, **also: object) -> dict[str, object]:

@@ -38,6 +38,7 @@ from scheduler.models import (
 )
 from scheduler.requests import HARDWARE_COLUMNS
 from tests.fakes import FakeAgent
+from tests.seeds import seeds
 from tests.world import A100, H100, MONDAY, World, build_world, make_gpu, make_host, queue_workload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -262,7 +263,7 @@ class RandomChanges:
         Team.objects.filter(pk=self.world.vision.team.pk).update(weight=self.dice.choice((1, 2)))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(short=1, total=4))
 def test_after_random_changes_the_cached_snapshot_equals_a_fresh_one(world: World, seed: int) -> None:
     life, history = RandomChanges(world, seed), []
     life.cycle()
@@ -417,7 +418,7 @@ def test_a_cycle_without_changes_takes_few_queries_and_does_not_plan(
     assert len(plans) == 2
 
 
-def test_changes_caused_by_time_alone_are_decided_on_time(world: World) -> None:
+def test_a_change_that_only_time_causes_is_decided_when_its_time_comes(world: World) -> None:
     warm = SnapshotCache()
     reservation, _ = services.confirm_reservation(
         owner=world.vision.lead,

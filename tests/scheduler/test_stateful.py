@@ -53,7 +53,7 @@ SECOND = dt.timedelta(seconds=1)
 HOUR = dt.timedelta(hours=1)
 START_RESOLUTION = dt.timedelta(seconds=EXPECTED_START_RESOLUTION_SECONDS)
 IN_THE_SUITE = "GPUPOOL_WALKS" not in os.environ
-SHORT_WALKS = (2, 20)  # (walks, steps of each walk)
+SHORT_WALKS = (2, 6)  # (walks, steps of each walk)
 LONG_WALKS = (8, 40) if IN_THE_SUITE else (int(os.environ["GPUPOOL_WALKS"]), 50)
 MOST_SILENT = 1  # with more silent hosts, the special rule for many silent hosts would apply
 
@@ -443,7 +443,7 @@ class Walk(RuleBasedStateMachine):
         self.hear()
 
     def hear(self, *names: str) -> None:
-        """Sync the named hosts, or all hosts without names. Mute hosts are left out."""
+        """Sync the named hosts, or all hosts if no name is given. Mute hosts are left out."""
         for name in names or self.agents:
             if name not in self.mute:
                 self.agents[name].sync(self.now)

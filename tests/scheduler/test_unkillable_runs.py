@@ -8,6 +8,8 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import replace
 
+import pytest
+
 from scheduler.models import Gpu
 from scheduler.state.states import RepairState
 from scheduler.sweeps import stuck_processes, time_limits
@@ -42,6 +44,7 @@ def test_a_run_that_survives_its_time_limit_quarantines_its_gpus(world: World) -
     assert {gpu.repair_state for gpu in gpus} == {RepairState.QUARANTINED}
 
 
+@pytest.mark.long
 def test_a_gang_member_that_cannot_be_killed_quarantines_its_gpus(world: World) -> None:
     workload, agents = placed(world)
     for step in (1, 2):

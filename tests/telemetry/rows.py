@@ -14,6 +14,7 @@ from agent.protocol import SampleBatch, SampleRow
 from scheduler.models import (
     Allocation,
     BoundUnit,
+    Gpu,
     Host,
     HostStateChange,
     Pool,
@@ -22,8 +23,19 @@ from scheduler.models import (
     Unit,
     Workload,
 )
-from telemetry.models import BillingCurrency, Charge, CostCentre, CostCentreShare, Price, PriceFactor
+from telemetry.core.rollup import UsageSums
+from telemetry.models import (
+    Alert,
+    BillingCurrency,
+    Charge,
+    CostCentre,
+    CostCentreShare,
+    Price,
+    PriceFactor,
+    Rollup,
+)
 from telemetry.money.billing_months import month_bounds
+from telemetry.rollups.storage import ROLLUP_MEASURES, StoredUse, pack_rollups, write_rollups
 from tests.world import A100, H100, TeamOfWorld, World, world_fixture
 
 _generations = itertools.count(1_000_000)
@@ -213,6 +225,14 @@ def host_state(
     )
 
 
+def alert_of(work: Workload, **values: Any) -> Alert:
+    """Create an alert about a workload."""
+    columns = {"kind": "held_idle", "value": 100.0, "evidence": {"gpus": 1, "minutes": 30}, "began_at": at(9)}
+    return Alert.objects.create(
+        pool=work.pool, workload=work, subject=f"workload:{work.pk}", **(columns | values)
+    )
+
+
 def batch(
     sequence: int, unit: Unit, start: dt.datetime, count: int, *, every: float = 10, **reading: Any
 ) -> SampleBatch:
@@ -225,6 +245,15 @@ def batch(
             for number in range(count)
         ],
     )
+
+
+def begin_charges_at(world: World, moment: dt.datetime) -> None:
+    """Move the world's present, and with it the start of all charges, to ``moment``.
+
+    A test then charges only the days that it is about, which is faster than a month.
+    """
+    Gpu.objects.update(created_at=moment)
+    world.now = moment
 
 
 def insert_copy(line: Charge, **changes: Any) -> Charge:
@@ -262,3 +291,50 @@ def write_rates(world: World) -> World:
 
 
 rates = world_fixture(write_rates)
+
+
+def store_rollup(
+    resolution: int,
+    bucket: dt.datetime,
+    unit: Unit,
+    allocation: Allocation | None = None,
+    simulated: bool = False,
+    **measures: Any,
+) -> None:
+    """Write the rollup of a unit that is held for the whole bucket. ``measures`` override values.
+
+    It replaces other rollups of the unit in this bucket.
+    """
+    use = UsageSums(held_seconds=resolution)
+    for name, value in measures.items():
+        setattr(use, name, value)
+    holder = None if allocation is None else allocation.pk
+    write_rollups(resolution, [StoredUse(bucket, unit.gpu.host_id, unit.pk, holder, use, simulated)])
+
+
+def measure_sm_activity(share: float) -> None:
+    """Store ``share`` as the SM activity of the covered time of all rollups."""
+    for resolution in Rollup.Resolution:
+        uses = []
+        for row in Rollup.objects.filter(resolution=resolution):
+            use = UsageSums(**{name: getattr(row, name) for name in ROLLUP_MEASURES})
+            use.sm_active_seconds = row.covered_seconds * share
+            uses.append(
+                StoredUse(row.bucket, row.host_id, row.unit_id, row.allocation_id, use, row.simulated)
+            )
+        write_rollups(resolution, uses)
+
+
+def pack_all(until: dt.datetime) -> None:
+    """Pack the rollups of hours and days that ended before ``until``."""
+    for resolution in Rollup.Resolution:
+        pack_rollups(resolution, until)
+
+
+def delete_rollups(*resolutions: int) -> None:
+    """Delete the stored rollups of these resolutions; of all if none is given."""
+    tables = {60: "minutes", 3600: "hours", 86_400: "days"}
+    with connection.cursor() as cursor:
+        for resolution in resolutions or tables:
+            cursor.execute(f"DELETE FROM telemetry_rollup{tables[resolution]}")
+            cursor.execute("DELETE FROM telemetry_rollupopen WHERE resolution = %s", [resolution])

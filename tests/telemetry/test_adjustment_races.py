@@ -15,7 +15,6 @@ from telemetry.money.charges import charge_all_gpus
 from telemetry.money.shared_idle import assign_due_cents
 from tests.concurrency.conftest import GUARDED, race
 from tests.concurrency.conftest import world as committed_world
-from tests.telemetry import test_races
 from tests.telemetry.rows import at, hold, workload
 from tests.telemetry.test_races import AFTER, MARCH, make_racers_meet_after, rates
 from tests.world import World, units_of
@@ -43,7 +42,7 @@ def credits_of_one_charge(rates: World) -> list[Adjustment]:
     )
     first = adjustments.propose(draft, author=rates.finance, now=AFTER)
     columns = {field.attname: getattr(first, field.attname) for field in Adjustment._meta.concrete_fields}
-    # The limit of a proposal counts other proposals, so the second is written without it.
+    # ``propose`` would refuse the second credit, because the limit counts the first. So create the row.
     second = Adjustment.objects.create(**columns | {"id": None, "number": "2026-03-A2"})
     return [first, second]
 
@@ -54,11 +53,11 @@ def approve_both(world: World, rows: list[Adjustment]) -> list[object]:
     )
 
 
-def test_of_two_concurrent_credits_of_one_charge_one_is_refused(
+def test_the_second_of_two_concurrent_credits_of_a_charge_is_refused(
     rates: World, credits_of_one_charge: list[Adjustment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(test_races, "UNGUARDED", GUARDED)  # the lock keeps the second racer away
-    make_racers_meet_after(monkeypatch, adjustments, "check_credit")
+    # The lock keeps the second racer away.
+    make_racers_meet_after(monkeypatch, adjustments, "check_credit", GUARDED)
     done = approve_both(rates, credits_of_one_charge)
     refused = [each for each in done if isinstance(each, OperationRejected)]
     assert [each.code for each in refused] == ["credit_above_charge"], done

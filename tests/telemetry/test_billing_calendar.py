@@ -17,8 +17,13 @@ from telemetry.core.billing_calendar import (
     previous_month,
 )
 
-# Zones west and east of UTC, with quarter hours, with half an hour of daylight saving, with a change at
-# midnight in either direction, and one that skipped a day.
+# The zones cover these cases:
+#
+# - offsets from the far west (Niue) to the far east of UTC (Kiritimati);
+# - offsets with quarter hours (Kathmandu, Chatham);
+# - daylight saving of half an hour (Lord Howe);
+# - clocks that change at midnight, forward and back (Havana, Santiago);
+# - a skipped day (Apia).
 ZONES = (
     "UTC",
     "Europe/Berlin",

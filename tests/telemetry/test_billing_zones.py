@@ -24,8 +24,9 @@ from telemetry.money import statements
 from telemetry.money.billing_months import billing_calendar, forget_calendar
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.reconciliation import reconcile_costs
+from tests.seeds import first_cases
 from tests.telemetry.random_ledger import RandomLedger
-from tests.telemetry.rows import at, change_in_place, end_hold, hold, workload
+from tests.telemetry.rows import at, begin_charges_at, change_in_place, end_hold, hold, workload
 from tests.telemetry.test_billing_calendar import ZONES
 from tests.telemetry.test_statements import MARCH
 from tests.world import World, units_of
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.django_db
 APRIL = dt.date(2026, 4, 1)
 ROLLED_BACK = settings(
     max_examples=12,
-    phases=[Phase.explicit, Phase.generate],  # an example takes seconds, so a failure is not made smaller
+    phases=[Phase.explicit, Phase.generate],  # no shrinking of a failing example: each takes seconds
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -50,6 +51,7 @@ def use_zone(name: str, first_month: dt.date = APRIL) -> None:
 
 def test_a_day_of_23_hours_and_a_month_end_are_cut_at_local_midnight(rates: World) -> None:
     use_zone("Europe/Berlin", MARCH)
+    begin_charges_at(rates, at(0, day=28))
     hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], utc(2026, 3, 28, 12), None)
     charge_all_gpus(utc(2026, 4, 1, 6))
     lines = Charge.objects.filter(bucket="used")
@@ -66,8 +68,9 @@ def test_a_day_of_23_hours_and_a_month_end_are_cut_at_local_midnight(rates: Worl
 
 def test_the_first_local_month_starts_where_the_last_month_in_utc_ended(rates: World) -> None:
     use_zone("Europe/Berlin")
+    begin_charges_at(rates, at(0, day=30))
     now = utc(2026, 5, 1, 2)
-    hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9), None)
+    hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9, day=30), None)
     charge_all_gpus(utc(2026, 4, 1, 2))
     charge_all_gpus(now)
     march = statements.close_month(month=MARCH, closed_by=rates.finance, now=now)
@@ -116,6 +119,21 @@ def assert_parts_sum_to_the_whole(rates: World, seed: int, first: str, second: s
 
 
 @pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("Australia/Lord_Howe", "America/New_York"),
+        pytest.param("Pacific/Niue", "Pacific/Kiritimati", marks=pytest.mark.long),
+    ],
+)
+def test_a_change_of_zone_in_charged_days_leaves_no_gap_and_charges_nothing_twice(
+    rates: World, first: str, second: str
+) -> None:
+    begin_charges_at(rates, at(0, day=30))
+    assert_parts_sum_to_the_whole(rates, 7, first, second)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
     ("first", "second"), [("Pacific/Niue", "Pacific/Kiritimati"), ("Australia/Lord_Howe", "America/New_York")]
 )
 def test_a_change_of_zone_leaves_no_gap_and_charges_nothing_twice(
@@ -128,7 +146,7 @@ def test_a_change_of_zone_leaves_no_gap_and_charges_nothing_twice(
 @pytest.mark.timeout(400)
 @ROLLED_BACK
 @given(st.integers(0, 2**32), st.sampled_from(ZONES), st.sampled_from(ZONES))
-def test_in_any_zones_parts_sum_to_the_whole_and_the_audit_finds_nothing(
+def test_in_every_zone_parts_sum_to_the_whole_and_the_audit_finds_no_difference(
     rates: World, seed: int, first: str, second: str
 ) -> None:
     with transaction.atomic():
@@ -139,15 +157,18 @@ def test_in_any_zones_parts_sum_to_the_whole_and_the_audit_finds_nothing(
 
 def test_a_line_with_the_wrong_day_is_found(rates: World) -> None:
     use_zone("Europe/Berlin", MARCH)
+    begin_charges_at(rates, at(0, day=29))
     charge_all_gpus(utc(2026, 4, 2))
-    line = Charge.objects.filter(start=utc(2026, 3, 10, 23)).earliest("pk")
-    assert line.day == dt.date(2026, 3, 11)
-    change_in_place(line, day=dt.date(2026, 3, 10))
+    line = Charge.objects.filter(start=utc(2026, 3, 30, 22)).earliest("pk")
+    assert line.day == dt.date(2026, 3, 31)
+    change_in_place(line, day=dt.date(2026, 3, 30))
     assert "the day of its start" in {each.expected for each in audit_ledger(MARCH, utc(2026, 4, 2))}
 
 
-def test_a_correction_of_a_local_month_is_equal_to_a_right_first_run(rates: World) -> None:
+@pytest.mark.long
+def test_corrections_of_a_local_month_equal_one_run_that_knows_all_facts(rates: World) -> None:
     use_zone("America/New_York", MARCH)
+    begin_charges_at(rates, at(0, day=30))
     unit = units_of(rates.hosts["alpha"])[0]
     late = hold(workload(rates, rates.vision), unit, utc(2026, 3, 31, 20), None)
     now = utc(2026, 4, 1, 8)
@@ -165,6 +186,7 @@ def test_a_correction_of_a_local_month_is_equal_to_a_right_first_run(rates: Worl
 
 def test_a_zone_is_never_changed_and_never_begins_in_charged_time(rates: World) -> None:
     use_zone("Europe/Berlin")
+    begin_charges_at(rates, at(0, day=30))
     charge_all_gpus(utc(2026, 4, 2))
     row = BillingZone.objects.get()
     copy: dict[str, Any] = {"time_zone": "Asia/Tokyo", "created_at": utc(2026, 4, 2)}
@@ -183,13 +205,16 @@ def test_a_zone_is_never_changed_and_never_begins_in_charged_time(rates: World) 
 
 @pytest.mark.parametrize(
     ("first_month", "zone", "problem"),
-    [
-        (MARCH, "Europe/Berlin", "first_month is 2026-03; allowed: 2026-04 to 2027-04"),
-        (dt.date(2028, 1, 1), "Europe/Berlin", "allowed: 2026-04 to 2027-04"),
-        (dt.date(2026, 4, 2), "Europe/Berlin", "first_month"),
-        (APRIL, "Berlin", "time_zone"),
-        (APRIL, "UTC", "a zone that the month does not have already"),
-    ],
+    first_cases(
+        2,
+        [
+            (MARCH, "Europe/Berlin", "first_month is 2026-03; allowed: 2026-04 to 2027-04"),
+            (dt.date(2028, 1, 1), "Europe/Berlin", "allowed: 2026-04 to 2027-04"),
+            (dt.date(2026, 4, 2), "Europe/Berlin", "first_month"),
+            (APRIL, "Berlin", "time_zone"),
+            (APRIL, "UTC", "a zone that the month does not have already"),
+        ],
+    ),
 )
 def test_a_wrong_zone_or_month_is_refused_with_what_is_allowed(
     world: World, first_month: dt.date, zone: str, problem: str
@@ -212,8 +237,10 @@ def test_a_zone_is_set_by_finance_with_an_hour_of_notice_and_audited(world: Worl
     assert billing_calendar().month_bounds(APRIL) == (utc(2026, 4, 1), utc(2026, 4, 30, 15))
 
 
+@pytest.mark.long
 def test_the_statement_of_a_closed_month_keeps_its_zone_and_its_bounds(rates: World) -> None:
     now = utc(2026, 4, 1, 2)
+    begin_charges_at(rates, at(0, day=30))
     charge_all_gpus(utc(2026, 4, 1, 2))
     charge_all_gpus(now)
     march = statements.close_month(month=MARCH, closed_by=rates.finance, now=now)

@@ -16,6 +16,7 @@ from scheduler.models import Gpu, HostStateChange
 from scheduler.services.hosts import quarantine_gpu, return_gpu
 from telemetry.core.charge_pieces import asset_cost
 from telemetry.models import Charge, ChargedUntil, Price, SettledAllocation, Statement
+from telemetry.money import settlement
 from telemetry.money.billing_months import billing_calendar
 from telemetry.money.charges import charge_all_gpus, charge_past
 from telemetry.money.rate_card import load_rates
@@ -278,6 +279,23 @@ def test_charging_takes_as_many_queries_for_ten_changed_hosts_as_for_one(rates: 
     assert statements(10, at(9, 5, 10)) == few
     assert ChargedUntil.objects.count() == Gpu.objects.count()
     assert not HostStateChange.objects.filter(settledstatechange=None).exists()
+
+
+def test_changes_before_the_first_charge_are_not_late_however_many_they_are(
+    rates: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    monkeypatch.setattr(settlement, "SETTLEMENTS_PER_RUN", 1)
+    monkeypatch.setattr(settlement, "correct_gpu_charges", lambda gpu, *late: compared.append(gpu) or 0)
+    for minute in (10, 20, 30):
+        host_state(rates.hosts["alpha"], at(9, minute), lease="suspect")
+    for minute in (5, 6):
+        charge_all_gpus(at(12, minute))
+    assert compared == []
+    assert not HostStateChange.objects.filter(settledstatechange=None).exists()
+    host_state(rates.hosts["alpha"], at(9, 40), lease="silent")
+    charge_all_gpus(at(12, 7))
+    assert sorted(compared) == sorted(rates.hosts["alpha"].gpus.values_list("pk", flat=True))
 
 
 def test_charges_and_their_sums_stay_with_the_pool_that_a_host_has_left(rates: World) -> None:

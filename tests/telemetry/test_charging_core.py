@@ -254,7 +254,7 @@ def test_preempted_work_is_not_charged_for_the_time_after_its_last_checkpoint() 
 
 
 def lost_from(checkpoint: dt.datetime | None, forgiven: dt.timedelta | None, **other: Any) -> Any:
-    """Return the result of ``lost_time`` for a hold of two hours that ends with its host."""
+    """Return the result of ``lost_time`` for a hold of two hours that ended because its host was lost."""
     given = {"end_code": "host_lost", "started": minute(0), "ended": minute(120), "keeps_state": False}
     return lost_time(checkpoint=checkpoint, forgiven=forgiven, **(given | other))
 
@@ -318,7 +318,11 @@ def test_times_are_rounded_down_to_the_second_and_adjacent_holds_leave_no_gap() 
 
 
 def test_a_correction_replaces_every_line_of_the_time_that_it_charges_again() -> None:
-    """Two slices share a GPU. The late fact concerns the time after the end of the first slice's line."""
+    """Two slices share a GPU. It becomes known late that the hold of the second slice ended at minute 90.
+
+    The line of the second slice begins at minute 0, so the time from minute 0 is charged again. The
+    correction must also replace the line of the first slice, which ended at minute 60.
+    """
     half = SLOTS_PER_GPU // 2
     first = GpuHold(1, 0, half, minute(0), minute(60))
     second = GpuHold(2, half, SLOTS_PER_GPU, minute(0))

@@ -20,7 +20,7 @@ from telemetry.money.signing.statement_digest import digest_lines
 from telemetry.money.signing.statement_verification import verify_statement
 from telemetry.reads.statement_document import statement_document
 from tests.portal.rejections import rejected
-from tests.telemetry.rows import at, change_in_place, end_hold, hold, workload
+from tests.telemetry.rows import at, begin_charges_at, change_in_place, end_hold, hold, workload
 from tests.telemetry.test_statements import AFTER, APRIL, MARCH, busy_march, running_allocation
 from tests.world import World, units_of
 
@@ -74,7 +74,7 @@ def test_a_row_has_the_mean_price_of_its_work(busy_march: World) -> None:
     assert len(prices) > 1 and all(price and Decimal("2.4") < price <= 3 for price in prices)
 
 
-def test_a_correction_of_a_closed_month_is_apart_in_the_statement_of_the_next(busy_march: World) -> None:
+def test_a_correction_of_a_closed_month_is_listed_separately_in_the_next_statement(busy_march: World) -> None:
     open_end = running_allocation()
     close(busy_march)
     end_hold(open_end, at(22, day=31), "finished")
@@ -132,7 +132,9 @@ def test_a_statement_keeps_the_budget_that_its_cost_centre_had_at_the_close(busy
 
 
 def test_a_team_that_pays_for_idle_time_without_a_cost_centre_keeps_the_month_open(rates: World) -> None:
-    hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], at(9), at(12), end_code="finished")
+    begin_charges_at(rates, at(0, day=31))
+    start, end = at(9, day=31), at(12, day=31)
+    hold(workload(rates, rates.vision), units_of(rates.hosts["alpha"])[0], start, end, end_code="finished")
     charge_all_gpus(AFTER)
     statements.set_idle_payer(MARCH, "guarantee")
     with rejected("teams that pay for idle time without a cost centre"):

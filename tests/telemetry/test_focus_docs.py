@@ -1,4 +1,7 @@
-"""Test that docs/focus.md lists the columns and computes its example. GPUPOOL_WRITE_DOCS=1 rewrites it."""
+"""Test the kinds, the columns and the example in docs/focus.md.
+
+GPUPOOL_WRITE_DOCS=1 rewrites the columns and the example.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def test_the_page_lists_the_kinds() -> None:
 
 
 @pytest.mark.django_db
-def test_the_example_of_the_page(rates: World) -> None:
+def test_the_example_of_the_page_is_the_output_of_the_code(rates: World) -> None:
     price(H100, "2.10", "2.999999", since=at(0, day=1, minute=1))
     unit = units_of(rates.hosts["alpha"])[0]
     hold(workload(rates, rates.vision), unit, at(9), at(9, 20), end_code="finished")

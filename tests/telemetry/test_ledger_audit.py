@@ -1,4 +1,4 @@
-"""Test the audit of the ledger: honest charges agree with the facts, and each changed line is found."""
+"""Test the audit of the ledger: correct charges agree with the facts, and each changed line is found."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SEEDS = st.integers(0, 1_000_000)
 ROLLED_BACK = settings(
     max_examples=3,
     deadline=None,
-    phases=[Phase.explicit, Phase.generate],  # an example takes seconds, so a failure is not made smaller
+    phases=[Phase.explicit, Phase.generate],  # no shrinking of a failing example: each takes seconds
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
@@ -68,17 +68,19 @@ def reversal_of(line: Charge) -> Charge:
 
 
 def used_line(team: str = "Vision") -> Charge:
-    """Return a line of the work of a team, on a GPU that it holds alone."""
+    """Return a charge line of a team's work on a GPU that no other work holds."""
     return Charge.objects.filter(team_name=team, bucket="used", slots=840).order_by("pk")[3]
 
 
-def test_honest_charges_agree_with_the_facts(busy_march: World) -> None:
+def test_correct_charges_agree_with_the_facts(busy_march: World) -> None:
     assert [str(each) for each in differences()] == []
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
 @ROLLED_BACK
 @given(SEEDS)
-def test_the_audit_finds_nothing_in_honest_charges_of_any_facts(rates: World, seed: int) -> None:
+def test_the_audit_finds_no_difference_in_correct_charges_of_random_facts(rates: World, seed: int) -> None:
     with transaction.atomic():
         RandomLedger(rates, random.Random(seed)).charge_until(AFTER + dt.timedelta(days=1), 9)
         now = AFTER + dt.timedelta(days=1)
@@ -86,13 +88,13 @@ def test_the_audit_finds_nothing_in_honest_charges_of_any_facts(rates: World, se
         transaction.set_rollback(True)
 
 
-def test_the_audit_has_the_rules_of_charging_for_lost_work() -> None:
+def test_the_audit_and_charging_have_the_same_rules_for_lost_work() -> None:
     assert ledger_audit.DEFAULT_FORGIVEN_MINUTES == DEFAULT_FORGIVEN_MINUTES
     assert set(ledger_audit.PREEMPTION_CODES) == PREEMPTION_END_CODES
     assert set(ledger_audit.HARDWARE_CODES) == HARDWARE_FAULT_END_CODES
 
 
-def test_a_late_fact_about_a_closed_month_is_audited_with_both_statements(busy_march: World) -> None:
+def test_the_audit_of_a_closed_month_includes_its_later_corrections(busy_march: World) -> None:
     world = busy_march
     open_end = running_allocation()
     statements.close_month(month=MARCH, closed_by=world.finance, now=AFTER)
@@ -168,7 +170,7 @@ def test_an_hour_that_is_charged_twice_is_found(busy_march: World) -> None:
     }
 
 
-def test_the_price_of_another_day_is_found(busy_march: World) -> None:
+def test_a_line_with_the_price_of_a_different_day_is_found(busy_march: World) -> None:
     line = Charge.objects.filter(bucket="used", model=H100, start__lt=at(0, day=10)).order_by("pk")[0]
     later = Price.objects.get(model=H100, valid_from=at(0, day=10))
     hours = Decimal(line.slot_seconds) / 840 / 3600
@@ -182,7 +184,7 @@ def test_the_price_of_another_day_is_found(busy_march: World) -> None:
     assert (found.line, found.found, found.fact) == (line.pk, str(later.pk), f"price {line.price_id}")
 
 
-def test_the_cost_centre_of_another_project_is_found(busy_march: World) -> None:
+def test_a_line_with_the_cost_centre_of_a_different_project_is_found(busy_march: World) -> None:
     line = used_line()
     change_in_place(line, cost_centre="CC-200")
     [found] = differences()
@@ -270,25 +272,40 @@ def _another(value: Any, values: Any) -> Any:
     return next(each for each in values if each != value)
 
 
+def test_one_changed_line_in_two_days_of_charges_is_found(rates: World) -> None:
+    assert_each_change_is_found(rates, 1, at(12, day=4), 3)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
 @ROLLED_BACK
 @given(SEEDS)
 def test_one_changed_line_is_always_found(rates: World, seed: int) -> None:
-    """Charge random facts once, then change one random line in each possible way."""
+    assert_each_change_is_found(rates, seed, at(12, day=6), 5)
+
+
+def assert_each_change_is_found(rates: World, seed: int, end: dt.datetime, steps: int) -> None:
+    """Charge random facts until ``end``, then change one random line in each possible way.
+
+    Assert that the audit finds each change, and nothing before it.
+    """
     dice = random.Random(seed)
     with transaction.atomic():
-        RandomLedger(rates, dice).charge_until(at(12, day=6), 5)
+        RandomLedger(rates, dice).charge_until(end, steps)
+        assert [str(each) for each in differences(now=end)] == []
         standing = Charge.objects.filter(
             reversal=False, corrections=None, bucket__in=("used", "reserved_unused")
         )
         for name, change in CHANGES.items():
             line = dice.choice(standing.order_by("pk"))
-            # Values of a piece that several cost centres share are compared as a whole, by its first line.
+            # If several cost centres share a charge, the audit compares their lines together and names the
+            # first line.
             key = ("gpu", "start", "end", "bucket", "allocation", "reservation")
             piece = standing.filter(**{name: getattr(line, name) for name in key})
             lines = set(piece.values_list("pk", flat=True)) if line.share_percent < 100 else {line.pk}
             with transaction.atomic():
                 change_in_place(line, **change(line, rates))
-                found = differences(now=at(12, day=6))
+                found = differences(now=end)
                 # A moved line may cover time of the same work that is not charged yet. The audit then
                 # reports the time that lost its line.
                 lost = name == "moved" and any(

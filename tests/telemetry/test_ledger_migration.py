@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib
-import random
 from decimal import Decimal
 from typing import Any
 
@@ -17,17 +16,20 @@ from telemetry.models import Charge, ChargeCell, Statement, StatementLine
 from telemetry.money import statement_export, statements
 from telemetry.money.charges import charge_all_gpus
 from telemetry.reads.chargeback import CHARGE_DIMENSIONS, charges_by
-from tests.telemetry.test_cents import random_month
+from tests.telemetry.test_cents import charged_march
 from tests.world import World
 
+__all__ = ["charged_march"]
 pytestmark = pytest.mark.django_db
 MARCH = dt.date(2026, 3, 1)
 AFTER = dt.datetime(2026, 4, 1, 2, 0, tzinfo=dt.UTC)
 migration = importlib.import_module("telemetry.migrations.0009_sums_of_earlier_charges")
+later_migration = importlib.import_module("telemetry.migrations.0028_statement_line_people")
 GUARDED_TABLES = (
     "telemetry_statement",
     "telemetry_statementline",
     "telemetry_statementlineday",
+    "telemetry_statementlineperson",
     "telemetry_statementday",
     "telemetry_chargecell",
 )
@@ -71,12 +73,11 @@ def contents() -> list[Any]:
     ]
 
 
-def test_the_migration_of_an_open_month_gives_the_sums_that_charging_keeps(rates: World) -> None:
-    random_month(rates, random.Random(2))
-    charge_all_gpus(AFTER)
+def test_the_migration_of_an_open_month_gives_the_sums_that_charging_keeps(charged_march: World) -> None:
     before = contents()
     execute(
         "DELETE FROM telemetry_statementlineday",
+        "DELETE FROM telemetry_statementlineperson",
         "DELETE FROM telemetry_chargecell",
         "DELETE FROM telemetry_statementline",
     )
@@ -98,31 +99,31 @@ def sums(rows: Any = None) -> dict[str, Any]:
 
 
 @pytest.fixture
-def closed_by_version_0_1(rates: World) -> World:
+def closed_by_version_0_1(charged_march: World) -> World:
     """Return a world whose March was closed by version 0.1. A team and a pool were renamed later."""
-    random_month(rates, random.Random(4))
-    charge_all_gpus(AFTER)
     statements.set_idle_payer(MARCH, "use")
-    statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
+    statements.close_month(month=MARCH, closed_by=charged_march.finance, now=AFTER)
     without_triggers(
         "DELETE FROM telemetry_chargecell WHERE statement_id IN"
         " (SELECT id FROM telemetry_statement WHERE state = 'closed')",
         "DELETE FROM telemetry_statementlineday",
+        "DELETE FROM telemetry_statementlineperson",
         "DELETE FROM telemetry_statementline WHERE shared_out",
         "UPDATE telemetry_statementline SET pool_id = NULL, team_id = NULL, project_id = NULL,"
         " idle_share = false, slot_seconds = 0, cost = 0, charged = 0 WHERE gpu_hours IS NOT NULL",
         "UPDATE telemetry_statement SET digest_format = 1 WHERE state = 'closed'",
     )
-    Team.objects.filter(pk=rates.vision.team.pk).update(name="Renamed team")
-    Pool.objects.filter(pk=rates.shared.pk).update(name="Renamed pool")
-    return rates
+    Team.objects.filter(pk=charged_march.vision.team.pk).update(name="Renamed team")
+    Pool.objects.filter(pk=charged_march.shared.pk).update(name="Renamed pool")
+    return charged_march
 
 
 def test_a_month_closed_by_version_0_1_keeps_its_csv_and_its_pages_show_the_same_cents(
     closed_by_version_0_1: World,
 ) -> None:
     before = statement_export.statement_csv(MARCH)
-    without_triggers(migration.CLOSED_MONTHS, migration.LINE_CENTS, migration.CELL_CENTS)
+    sums = (migration.CLOSED_MONTHS, migration.LINE_CENTS, migration.CELL_CENTS)
+    without_triggers(*sums, later_migration.EARLIER_PEOPLE)
     assert statement_export.statement_csv(MARCH) == before
     assert "corrected_month" not in before.splitlines()[0]
     charged = sum(
@@ -138,10 +139,8 @@ def test_a_month_closed_by_version_0_1_keeps_its_csv_and_its_pages_show_the_same
     )
 
 
-def test_the_database_refuses_new_and_changed_cells_of_a_closed_month(rates: World) -> None:
-    random_month(rates, random.Random(4))
-    charge_all_gpus(AFTER)
-    statements.close_month(month=MARCH, closed_by=rates.finance, now=AFTER)
+def test_the_database_refuses_new_and_changed_cells_of_a_closed_month(charged_march: World) -> None:
+    statements.close_month(month=MARCH, closed_by=charged_march.finance, now=AFTER)
     cell = ChargeCell.objects.filter(statement__month=MARCH).first()
     assert cell is not None
     copied = ChargeCell(line=cell.line, statement=cell.statement, day=dt.date(2027, 3, 30))

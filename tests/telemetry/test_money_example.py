@@ -18,7 +18,7 @@ from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.core.charge_pieces import lost_time
 from telemetry.core.currencies import decimals_of, smallest_unit
 from telemetry.core.guarantees import GuaranteeStep, guaranteed_slot_seconds
-from telemetry.core.spend_bridge import SpendPart, spend_bridge
+from telemetry.core.spending.spend_bridge import SpendPart, spend_bridge
 from telemetry.models import Charge, ChargeBucketChoices, StatementLine
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.reconciliation import IDLE_BUCKETS, OVERHEAD_BUCKETS, UNCHARGED_BUCKETS

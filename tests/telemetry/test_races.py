@@ -1,6 +1,7 @@
 """Test periodic tasks that run at the same time, and a charge that is written while a month is closed.
 
-Each race runs with its guard (a lock or a check), and again without it to show that the guard is needed.
+The races of charging and of draining the sample stream run with their guard (the claim, the batch rows), and
+again without it to show that the guard is needed.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connection, transaction
 from django.db.models import Sum
 
+from portal.services.fleet import alerts as alert_services
 from scheduler.core.rejection import OperationRejected
 from telemetry.ingest import agent_api, redis_client, samples
 from telemetry.ingest.samples import drain_stream
 from telemetry.ingest.stream_format import SAMPLE_STREAM_KEY
-from telemetry.models import Charge, ChargedUntil, Sample, Statement, StatementLine
+from telemetry.models import AlertRule, Charge, ChargedUntil, Sample, Statement, StatementLine
 from telemetry.money import charges, statements
 from telemetry.money.charges import charge_all_gpus
-from tests.concurrency.conftest import UNGUARDED, Meeting, race
+from tests.concurrency.conftest import GUARDED, UNGUARDED, Meeting, race
 from tests.concurrency.conftest import world as committed_world
 from tests.telemetry.rows import at, batch, cost_centre, hold, pool_cost_centre, price, workload
 from tests.world import A100, H100, World, units_of
@@ -41,9 +43,11 @@ def rates(committed_world: World) -> World:
     return committed_world
 
 
-def make_racers_meet_after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+def make_racers_meet_after(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, patience: float = UNGUARDED
+) -> None:
     """Make each of two racing threads wait for the other after its first call of the function."""
-    meeting, original = Meeting(2, UNGUARDED), getattr(module, name)
+    meeting, original = Meeting(2, patience), getattr(module, name)
     seen_threads: set[int] = set()
 
     def wait_after(*args: Any, **kwargs: Any) -> Any:
@@ -88,6 +92,63 @@ def test_without_the_claim_two_charging_ticks_charge_each_second_twice(
     assert most_slot_seconds_of_a_gpu() == 2 * 840 * 3 * 3600
 
 
+def test_a_thread_prices_the_next_gpus_while_lines_are_written(
+    rates: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[int] = []
+    original = charges.load_charging_inputs
+
+    def load(*args: Any) -> Any:
+        readers.append(threading.get_ident())
+        return original(*args)
+
+    monkeypatch.setattr(charges, "load_charging_inputs", load)
+    monkeypatch.setattr(charges, "GPUS_PER_TRANSACTION", 10)
+    charge_all_gpus(at(12, 5))
+    assert len(set(readers)) == 1 and threading.get_ident() not in readers
+    assert most_slot_seconds_of_a_gpu() == 840 * 3 * 3600
+    assert ChargedUntil.objects.filter(until=at(12)).count() == 28
+
+
+def test_an_error_of_the_thread_is_reported_and_the_next_run_charges_the_rest(
+    rates: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = charges.load_charging_inputs
+    columns = iter(["1", "no_such_column"])
+
+    def fail_in_the_second_block(*args: Any) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT {next(columns)}")
+        return original(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(charges, "load_charging_inputs", fail_in_the_second_block)
+        patched.setattr(charges, "GPUS_PER_TRANSACTION", 10)
+        with pytest.raises(DatabaseError, match="no_such_column"):
+            charge_all_gpus(at(12, 5))
+    assert not [each for each in threading.enumerate() if each.name.startswith("charging")]
+    pool = connection.pool.get_stats()
+    assert pool["pool_size"] - pool["pool_available"] == 1, "the thread has given its connection back"
+    assert ChargedUntil.objects.filter(until=at(12)).count() == 10
+    charge_all_gpus(at(12, 5))
+    assert most_slot_seconds_of_a_gpu() == 840 * 3 * 3600
+    assert ChargedUntil.objects.filter(until=at(12)).count() == 28
+
+
+def test_an_error_while_lines_are_written_ends_the_thread_and_writes_nothing(
+    rates: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> int:
+        raise DatabaseError("no room")
+
+    monkeypatch.setattr(charges, "write_charges", fail)
+    monkeypatch.setattr(charges, "GPUS_PER_TRANSACTION", 10)
+    with pytest.raises(DatabaseError, match="no room"):
+        charge_all_gpus(at(12, 5))
+    assert not [each for each in threading.enumerate() if each.name.startswith("charging")]
+    assert not Charge.objects.exists() and not ChargedUntil.objects.filter(until=at(12)).exists()
+
+
 @pytest.fixture
 def stream(committed_world: World) -> Iterator[World]:
     redis_client.redis_client().delete(SAMPLE_STREAM_KEY)
@@ -100,7 +161,7 @@ def stream(committed_world: World) -> Iterator[World]:
 
 
 def test_two_concurrent_drains_store_each_batch_once(stream: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_racers_meet_after(monkeypatch, samples, "_unit_ids_by_host")
+    make_racers_meet_after(monkeypatch, samples, "load_units")
     done = race([lambda: drain_stream(redis_client.redis_client(), at(10))] * 2)
     assert [each for each in done if isinstance(each, Exception)] == []
     assert Sample.objects.count() == 18
@@ -110,10 +171,25 @@ def test_two_concurrent_drains_store_each_batch_once(stream: World, monkeypatch:
 def test_without_the_batch_rows_two_drains_store_each_batch_twice(
     stream: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_racers_meet_after(monkeypatch, samples, "_unit_ids_by_host")
+    make_racers_meet_after(monkeypatch, samples, "load_units")
     monkeypatch.setattr(samples, "insert_new_batches", lambda batches: list(batches))
     race([lambda: drain_stream(redis_client.redis_client(), at(10))] * 2)
     assert Sample.objects.count() == 36
+
+
+def test_two_concurrent_changes_of_an_alert_rule_are_both_kept(
+    rates: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_racers_meet_after(monkeypatch, alert_services.rules, "rules_in_force", GUARDED)
+
+    def change(**given: Any) -> Callable[[], Any]:
+        return lambda: alert_services.set_alert_rule(
+            actor=rates.operator, pool=rates.shared, kind="held_idle", now=at(10), **given
+        )
+
+    done = race([change(begin=99), change(end=80)])
+    assert [each for each in done if isinstance(each, Exception)] == []
+    assert AlertRule.objects.values_list("begin", "end").get() == (99, 80)
 
 
 def charge_written_late(inserted: threading.Event) -> Callable[[], str]:

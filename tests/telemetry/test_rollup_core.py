@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def any_hour(draw: st.DrawFn) -> tuple[list[UsageReading], list[UnitHold]]:
             float(ts),
             draw(st.sampled_from([None, 0.0, 40.0, 100.0])),
             draw(st.sampled_from([None, 0.0, 10.0, 90.0])),
+            draw(st.sampled_from([None, 0.0, 30.0])),
             processes=draw(st.sampled_from([None, 0, 1])),
         )
         for ts in times
@@ -60,7 +62,8 @@ def test_covered_time_is_at_most_the_held_time_and_has_at_most_one_kind(
         assert use.covered_seconds <= use.held_seconds + 1e-6
         kinds = (use.busy_seconds or 0) + (use.idle_seconds or 0) + (use.empty_seconds or 0)
         assert kinds <= use.covered_seconds + 1e-6
-        assert (use.inefficient_seconds or 0) <= (use.busy_seconds or 0) + 1e-6
+        judged = (use.inefficient_seconds or 0) + (use.sm_unmeasured_seconds or 0)
+        assert judged <= (use.busy_seconds or 0) + 1e-6
 
 
 @given(any_hour())
@@ -109,14 +112,48 @@ def test_held_time_is_empty_without_a_process_and_idle_with_a_sleeping_process()
     assert roll_up_readings(series(6, utilisation=0.0), [UnitHold(1, 0, 60)], 0, 60)[1].idle_seconds == 60
 
 
-def test_busy_time_with_low_sm_activity_is_inefficient_and_unknown_if_not_measured() -> None:
-    assert (
-        roll_up_readings(series(6, sm_active=5.0), [UnitHold(1, 0, 60)], 0, 60)[1].inefficient_seconds == 60
+def minute_of(**reading: float | None) -> UsageSums:
+    """Return the sums of a held minute in which every reading is the same."""
+    return roll_up_readings(series(6, **reading), [UnitHold(1, 0, 60)], 0, 60)[1]
+
+
+@pytest.mark.parametrize(
+    ("utilisation", "processes", "kind"),
+    [
+        (5.0, 1, "busy_seconds"),
+        (4.9, 1, "idle_seconds"),
+        (4.9, None, "idle_seconds"),
+        (4.9, 0, "empty_seconds"),
+        (5.0, 0, "busy_seconds"),
+    ],
+)
+def test_a_unit_is_busy_from_5_per_cent_on(utilisation: float, processes: int | None, kind: str) -> None:
+    use = minute_of(utilisation=utilisation, processes=processes)
+    sums = {name: getattr(use, name) for name in ("busy_seconds", "idle_seconds", "empty_seconds")}
+    assert sums == {"busy_seconds": 0, "idle_seconds": 0, "empty_seconds": 0} | {kind: 60}
+
+
+@pytest.mark.parametrize(
+    ("sm_active", "tensor_active", "kind"),
+    [
+        (19.9, None, "inefficient"),
+        (19.9, 9.9, "inefficient"),
+        (19.9, 10.0, "productive"),
+        (20.0, 0.0, "productive"),
+        (None, None, "sm_unmeasured"),
+        (None, 9.9, "sm_unmeasured"),
+        (None, 10.0, "productive"),
+    ],
+)
+def test_busy_time_is_judged_by_sm_and_tensor_activity(
+    sm_active: float | None, tensor_active: float | None, kind: str
+) -> None:
+    use = minute_of(sm_active=sm_active, tensor_active=tensor_active)
+    assert use.busy_seconds == 60
+    assert (use.inefficient_seconds, use.sm_unmeasured_seconds) == (
+        60 if kind == "inefficient" else 0,
+        60 if kind == "sm_unmeasured" else 0,
     )
-    assert (
-        roll_up_readings(series(6, sm_active=60.0), [UnitHold(1, 0, 60)], 0, 60)[1].inefficient_seconds == 0
-    )
-    assert roll_up_readings(series(6), [UnitHold(1, 0, 60)], 0, 60)[1].inefficient_seconds is None
 
 
 def test_a_reading_after_a_change_of_holder_covers_both_holders_by_their_seconds() -> None:
@@ -124,10 +161,19 @@ def test_a_reading_after_a_change_of_holder_covers_both_holders_by_their_seconds
     assert (uses[1].covered_seconds, uses[2].covered_seconds) == (25, 35)
 
 
-def test_a_reset_of_the_energy_counter_is_handled() -> None:
-    assert energy_between(1000, 4000) == 3000
-    assert energy_between(4000, 500) == 500
-    assert energy_between(None, 500) is None
+def test_energy_is_unknown_if_the_counter_fell_or_grew_faster_than_the_power_limit_allows() -> None:
+    assert energy_between(1_000, 4_000, 10, 700.0) == 3_000
+    assert energy_between(4_000, 500, 10, 700.0) is None
+    assert energy_between(0, 8_400_000, 10, 700.0) == 8_400_000  # 700 W x 10 s x 1.2
+    assert energy_between(0, 8_400_001, 10, 700.0) is None
+
+
+def test_a_fault_of_the_counter_counts_once_in_the_bucket_of_its_reading() -> None:
+    readings = [UsageReading(50.0, 50.0, energy_mj=9_000), UsageReading(70.0, 50.0, energy_mj=10)]
+    held = [UnitHold(1, 0, 55), UnitHold(2, 55, 120)]
+    first, second = (roll_up_readings(readings, held, low, low + 60) for low in (0, 60))
+    assert [use.energy_faults for use in (first[1], first[2], second[2])] == [None, None, 1]
+    assert [use.energy_mj for use in (first[1], first[2], second[2])] == [None, None, None]
 
 
 def test_a_merge_of_no_rollups_is_unknown() -> None:

@@ -15,22 +15,23 @@ from scheduler import services
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Allocation, Run, Workload
 from telemetry.budgets.budget_checks import check_budgets
-from telemetry.models import Budget, Price, Rollup, Sample
+from telemetry.models import Budget, Price, Sample
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.rate_card import load_rates
 from telemetry.reads.budget_status import find_budget_status
 from telemetry.reads.chargeback import charge_lines, charges_by
-from telemetry.reads.heatmap import utilisation_heatmap
 from telemetry.reads.live_readings import live_unit_readings
 from telemetry.reads.pooling import pooling_savings
 from telemetry.reads.prices import load_current_prices
 from telemetry.reads.usage_by_group import usage_by
 from telemetry.reads.usage_filters import USAGE_DIMENSIONS, UsageFilters
 from telemetry.reads.usage_over_time import usage_over_time
+from telemetry.reads.utilisation.heatmap import utilisation_heatmap
 from telemetry.reads.wait_times import wait_times
 from telemetry.reads.waterfall import usage_waterfall
-from tests.telemetry.rows import at, hold, host_state, reservation, workload
-from tests.world import H100, World, units_of
+from tests.seeds import first_cases
+from tests.telemetry.rows import at, hold, host_state, rates, reservation, store_rollup, workload
+from tests.world import H100, World, units_of, world_fixture
 
 pytestmark = pytest.mark.django_db
 MARCH = dt.date(2026, 3, 1)
@@ -49,22 +50,22 @@ def create_hour_of_use(
         "utilisation_seconds": held * 0.4,
         "busy_seconds": held * 0.5,
         "inefficient_seconds": held * 0.1,
+        "sm_unmeasured_seconds": 0.0,
         "idle_seconds": held * 0.3,
         "empty_seconds": held * 0.2,
     }
-    Rollup.objects.create(
-        resolution=3600,
-        bucket=at(hour),
-        unit=allocation.unit,
-        allocation=allocation,
+    store_rollup(
+        3600,
+        at(hour),
+        allocation.unit,
+        allocation,
         held_seconds=held,
         samples=360,
         **(values | measures),
     )
 
 
-@pytest.fixture
-def morning(rates: World) -> World:
+def write_morning(rates: World) -> World:
     """Return a world with four hours of use.
 
     Vision held an H100 for 4 h, with readings. Language held an H100 for 3 h, without readings.
@@ -82,6 +83,9 @@ def morning(rates: World) -> World:
     return rates
 
 
+morning = world_fixture(write_morning, after=rates)
+
+
 def test_the_waterfall_accounts_for_every_gpu_hour_and_every_cent(morning: World) -> None:
     fall = usage_waterfall(UsageFilters(at(9), at(13), pool=morning.shared.pk))
     steps = {step.key: round(step.gpu_hours, 6) for step in fall.steps}
@@ -97,6 +101,28 @@ def test_the_waterfall_accounts_for_every_gpu_hour_and_every_cent(morning: World
     assert (steps["empty"], steps["idle"], steps["inefficient"], steps["productive"]) == (0.8, 1.2, 0.4, 1.6)
     assert steps["unmeasured"] == 2
     assert fall.coverage == pytest.approx(4 / 7)
+
+
+def test_the_empty_gpus_of_a_static_pool_are_a_step_of_their_own(morning: World) -> None:
+    fall = usage_waterfall(MORNING)
+    steps = {step.key: round(step.gpu_hours, 6) for step in fall.steps}
+    assert (steps["reserved_unused"], steps["dedicated_unused"]) == (3, 16)
+    assert sum(step.gpu_hours for step in fall.steps) == pytest.approx(fall.gpu_hours)
+    assert sum(step.cost for step in fall.steps) == fall.cost == Decimal("206.40")  # and 4 x 4 x 1.10
+    half = usage_waterfall(UsageFilters(at(9, 30), at(10)))  # the lines cross the edges of the period
+    assert {step.key: step.gpu_hours for step in half.steps}["dedicated_unused"] == pytest.approx(2)
+
+
+def test_busy_time_without_measured_sm_activity_is_a_step_of_its_own(morning: World) -> None:
+    allocation = Allocation.objects.get(period__startswith=at(9), period__endswith=at(13))
+    create_hour_of_use(allocation, 9, sm_unmeasured_seconds=900)
+    create_hour_of_use(allocation, 10, sm_unmeasured_seconds=1800, inefficient_seconds=None)
+    fall = usage_waterfall(UsageFilters(at(9), at(13), pool=morning.shared.pk))
+    steps = {step.key: round(step.gpu_hours, 6) for step in fall.steps}
+    # Each hour is busy for half an hour. 900 s of the first and all of the second are not measured.
+    assert (steps["sm_unmeasured"], steps["inefficient"], steps["productive"]) == (0.75, 0.3, 0.95)
+    assert sum(step.gpu_hours for step in fall.steps) == pytest.approx(fall.gpu_hours)
+    assert sum(step.cost for step in fall.steps) == fall.cost
 
 
 def test_a_teams_waterfall_begins_with_its_held_and_reserved_hours(morning: World) -> None:
@@ -125,7 +151,7 @@ def test_use_by_team_shows_unmeasured_figures_as_unknown(morning: World) -> None
     assert (vision.charged, language.charged) == (Decimal("9.60"), Decimal("4.80"))
 
 
-@pytest.mark.parametrize("dimension", sorted(USAGE_DIMENSIONS))
+@pytest.mark.parametrize("dimension", first_cases(3, sorted(USAGE_DIMENSIONS)))
 def test_held_hours_are_the_same_in_every_dimension(morning: World, dimension: str) -> None:
     table = usage_by(dimension, MORNING)
     assert sum(group.held for group in table.groups) == pytest.approx(7.0)
@@ -181,11 +207,13 @@ def test_waits_count_from_submission_to_the_first_gpu(rates: World) -> None:
         hold(work, unit, start, start + timedelta(seconds=30), end_code="checkpointed")
     hold(work, unit, at(10), at(11), end_code="finished")
     workload(rates, rates.vision, submitted_at=at(9), state="queued", models_wanted=[H100])
-    (row,) = wait_times("team", MORNING)
+    (row,) = wait_times(["team"], MORNING)["team"]
     assert (row.name, row.started, row.p50, row.longest) == ("Vision", 3, 120.0, 180.0)
     assert (row.still_waiting, row.preemptions) == (1, 3)
     for by in ("size", "model", "project", "type"):
-        assert sum(each.started for each in wait_times(by, UsageFilters(at(9), at(13), model=H100))) == 3
+        assert (
+            sum(each.started for each in wait_times([by], UsageFilters(at(9), at(13), model=H100))[by]) == 3
+        )
 
 
 def test_live_readings_show_the_last_reading_and_none_if_it_is_stale(world: World) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
+import io
 import json
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,10 @@ from portal.models import AuditEvent
 from portal.services.money import billing_modes
 from telemetry.audit.adjustment_audit import audit_adjustments
 from telemetry.budgets.spending import SpendScope, period_spend
+from telemetry.exports.csv_files import statement_file
 from telemetry.exports.focus.check import check_focus_month
-from telemetry.models import CostCentreStatement, Statement, StatementLine, TeamBillingMode
+from telemetry.exports.focus.files import focus_csv
+from telemetry.models import BillingMode, CostCentreStatement, Statement, StatementLine, TeamBillingMode
 from telemetry.money import statements
 from telemetry.money.adjusting import adjustments
 from telemetry.money.charges import charge_all_gpus
@@ -27,13 +32,14 @@ from telemetry.reads.chargeback import charges_by
 from telemetry.reads.statement_document import statement_document
 from tests.telemetry.rows import at, change_in_place, cost_centre, end_hold, hold, price, workload
 from tests.telemetry.test_adjustments import approved, charge, credit_of, march, proposed, refused
-from tests.telemetry.test_focus import DETAIL, OPTIONS, close, everything, read
+from tests.telemetry.test_focus import COST, DETAIL, OPTIONS, close, everything, read
 from tests.telemetry.test_money_example import documented_table
 from tests.telemetry.test_statements import AFTER, APRIL, MARCH, busy_march, running_allocation
 from tests.world import H100, TeamOfWorld, World, units_of
 
 __all__ = ["busy_march", "march"]
 pytestmark = pytest.mark.django_db
+MODE_COLUMNS = ("x_BillingMode", "billing_mode")
 
 
 def set_mode(
@@ -77,14 +83,41 @@ def test_showback_is_shown_and_counts_in_budgets(march: World) -> None:
     assert table.total.shown == rows[team.pk].shown
 
 
-def test_focus_rows_of_showback_cost_something_and_bill_nothing(march: World) -> None:
+def test_focus_rows_of_showback_have_a_cost_and_a_billed_cost_of_zero(march: World) -> None:
     set_mode(march, march.vision)
     close(march)
     rows = [row for row in read() if row["x_TeamName"] == march.vision.team.name]
     assert {Decimal(row["BilledCost"]) for row in rows} == {Decimal(0)}
     assert {row["InvoiceId"] for row in rows} == {""}
+    assert {row["x_BillingMode"] for row in rows} == {"showback"}
     assert sum(Decimal(row["EffectiveCost"]) for row in rows) > 0
     assert march.vision.team.name not in {row["x_TeamName"] for row in read(DETAIL)}
+    assert check_focus_month(MARCH, everything(), OPTIONS).failures == ()
+
+
+def files_of_march() -> list[str]:
+    """Return the header of each file of March that names the billing mode of its lines."""
+    writers = (partial(focus_csv, COST), statement_file)
+    return [b"".join(write(MARCH, everything(), OPTIONS)).decode() for write in writers]
+
+
+def test_the_statement_lines_of_a_file_name_their_billing_mode(march: World) -> None:
+    set_mode(march, march.vision)
+    close(march)
+    rows = list(csv.DictReader(io.StringIO(files_of_march()[1])))[:-1]
+    by_mode = {mode: {row["team"] for row in rows if row["billing_mode"] == mode} for mode in BillingMode}
+    assert by_mode[BillingMode.SHOWBACK] == {march.vision.team.name}
+    assert march.language.team.name in by_mode[BillingMode.CHARGEBACK]
+    shown = sum(Decimal(row["amount"]) for row in rows if row["billing_mode"] == "showback")
+    assert shown == cents(showback=True) != 0
+
+
+def test_the_files_of_a_month_that_was_closed_earlier_keep_their_columns(march: World) -> None:
+    set_mode(march, march.vision)
+    statement = close(march)
+    assert all(name in text for name, text in zip(MODE_COLUMNS, files_of_march(), strict=True))
+    change_in_place(statement, file_format=1)
+    assert not any(name in text for name, text in zip(MODE_COLUMNS, files_of_march(), strict=True))
     assert check_focus_month(MARCH, everything(), OPTIONS).failures == ()
 
 
@@ -125,7 +158,7 @@ def test_a_credit_has_the_mode_of_the_charges_that_it_gives_back(march: World) -
     assert approved(march, "-1.00", month=APRIL).state == "approved"
 
 
-def test_a_new_mode_does_not_divide_a_credit_from_its_charges(march: World) -> None:
+def test_a_new_mode_does_not_separate_a_credit_from_its_charges(march: World) -> None:
     columns = credit_of(charge())
     close(march)
     row = approved(march, "-1.00", month=APRIL, **columns)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.core.spend_bridge import STEP_KINDS, BridgeStep, SpendBridge, SpendPart, spend_bridge
+from telemetry.core.spending.spend_bridge import STEP_KINDS, BridgeStep, SpendBridge, SpendPart, spend_bridge
 
 HOUR = 840 * 3600
 CENT = Decimal("0.01")

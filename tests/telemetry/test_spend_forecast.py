@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.money_month.forecast_score import linear_forecast, score_forecasts
-from telemetry.core.spend_forecast import SpendPeriod, forecast_spend, weekday_profile
+from telemetry.core.spending.spend_forecast import SpendPeriod, forecast_spend, weekday_profile
 
 MARCH = dt.date(2026, 3, 1)
 APRIL = dt.date(2026, 4, 1)
@@ -66,7 +66,7 @@ def test_the_order_of_the_inputs_does_not_matter(values: list[float], order: obj
 
 
 @given(values=st.lists(amounts, min_size=1, max_size=90), factor=st.sampled_from([0.5, 2.0, 1024.0]))
-def test_a_forecast_in_another_unit_is_the_same_forecast(values: list[float], factor: float) -> None:
+def test_the_unit_of_the_amounts_does_not_change_the_forecast(values: list[float], factor: float) -> None:
     spend = daily(values, MARCH + 6 * DAY)
     one = forecast_spend(spend, after(7), past_periods=months_before(7))
     other = forecast_spend(
@@ -140,7 +140,7 @@ def test_a_booked_day_is_not_forecast_below_its_booking() -> None:
     assert forecast.low >= 7 * 10 + 505
 
 
-def test_the_passed_part_of_the_current_day_is_not_expected_again() -> None:
+def test_the_spending_of_the_elapsed_part_of_today_is_not_forecast_again() -> None:
     spend = daily([10.0] * 60 + [4.0], MARCH + 7 * DAY)
     assert forecast_spend(spend, after(7, 0.5)).expected == pytest.approx(70 + 4 + 5 + 23 * 10)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.core.unusual_spend import (
+from telemetry.core.spending.unusual_spend import (
     HighDays,
     SpendSubject,
     high_days,
@@ -93,7 +93,7 @@ def test_findings_on_other_days_or_in_other_projects_explain_nothing() -> None:
     assert narrowest(found) == found
 
 
-def test_reserved_time_counts_as_not_taken_above_a_quarter() -> None:
+def test_reserved_time_is_reported_if_more_than_a_quarter_of_it_is_unused() -> None:
     assert is_not_taken(1000, 251, Decimal(50), "EUR")
     assert not is_not_taken(1000, 250, Decimal(50), "EUR")
     assert not is_not_taken(1000, 900, Decimal("49.99"), "EUR")

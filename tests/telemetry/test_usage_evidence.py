@@ -17,9 +17,9 @@ from telemetry.money.charges import charge_all_gpus
 from telemetry.money.statement_lines import statement_lines
 from telemetry.reads.chargeback import charges_by
 from telemetry.rollups.roll_up import roll_up_due_buckets
-from tests.telemetry.rows import at, end_hold, hold, workload
+from tests.telemetry.rows import at, begin_charges_at, end_hold, hold, rates, workload
 from tests.telemetry.test_rollups import write_rollup, write_samples
-from tests.world import World, units_of
+from tests.world import World, units_of, world_fixture
 
 pytestmark = pytest.mark.django_db
 MARCH = dt.date(2026, 3, 1)
@@ -68,7 +68,7 @@ def test_updating_evidence_again_changes_nothing(rates: World) -> None:
     assert list(ChargeEvidence.objects.order_by("pk").values_list()) == before
 
 
-def test_only_held_lines_have_evidence(rates: World) -> None:
+def test_only_lines_of_held_time_have_evidence(rates: World) -> None:
     unit = units_of(rates.hosts["alpha"])[0]
     hold(workload(rates, rates.vision), unit, at(9), at(10), end_code="finished")
     charge_all_gpus(at(11, 5))
@@ -137,11 +137,12 @@ def test_evidence_uses_the_hour_if_its_minutes_were_deleted(rates: World) -> Non
     assert coverage() == pytest.approx(3540 / 3600)
 
 
-@pytest.fixture
-def closed_march(rates: World) -> World:
+def write_closed_march(rates: World) -> World:
+    """Close March, in which one GPU was used for an hour that has samples of half an hour."""
     unit = units_of(rates.hosts["alpha"])[0]
-    hold(workload(rates, rates.vision), unit, at(9), at(10), end_code="finished")
-    write_samples(unit, at(9), 181)
+    begin_charges_at(rates, at(0, day=31))
+    hold(workload(rates, rates.vision), unit, at(9, day=31), at(10, day=31), end_code="finished")
+    write_samples(unit, at(9, day=31), 181)
     roll_up_due_buckets(AFTER)
     charge_all_gpus(AFTER)
     statements.close_month(
@@ -150,12 +151,16 @@ def closed_march(rates: World) -> World:
     return rates
 
 
+closed_march = world_fixture(write_closed_march, after=rates)
+
+
 def test_evidence_of_a_closed_month_stays_after_late_samples(closed_march: World) -> None:
     before = list(ChargeEvidence.objects.order_by("pk").values_list())
-    write_samples(units_of(closed_march.hosts["alpha"])[0], at(9, 31), 174)
+    write_samples(units_of(closed_march.hosts["alpha"])[0], at(9, 31, day=31), 174)
     later = AFTER + timedelta(hours=1)
     roll_up_due_buckets(later)
-    assert Rollup.objects.get(resolution=3600, bucket=at(9), allocation__isnull=False).covered_seconds > 3500
+    hour = Rollup.objects.get(resolution=3600, bucket=at(9, day=31), allocation__isnull=False)
+    assert hour.covered_seconds > 3500
     charge_all_gpus(later)
     assert not EvidenceDue.objects.exists()
     assert list(ChargeEvidence.objects.order_by("pk").values_list()) == before
@@ -179,15 +184,16 @@ def test_the_database_refuses_changes_of_the_evidence_of_a_closed_month(closed_m
 
 def test_a_correction_of_a_closed_month_takes_back_the_frozen_evidence(rates: World) -> None:
     unit = units_of(rates.hosts["alpha"])[0]
-    allocation = hold(workload(rates, rates.vision), unit, at(9))
-    write_samples(unit, at(9), 181)
+    begin_charges_at(rates, at(0, day=31))
+    allocation = hold(workload(rates, rates.vision), unit, at(9, day=31))
+    write_samples(unit, at(9, day=31), 181)
     roll_up_due_buckets(AFTER)
     charge_all_gpus(AFTER)
     statements.close_month(
         month=MARCH, closed_by=rates.finance, now=AFTER, missing_samples_reason="no agent runs"
     )
-    frozen = ChargeEvidence.objects.get(charge__start=at(9))
-    end_hold(allocation, at(10), "finished")
+    frozen = ChargeEvidence.objects.get(charge__start=at(9, day=31))
+    end_hold(allocation, at(10, day=31), "finished")
     charge_all_gpus(AFTER + timedelta(hours=1))
     reversal = Charge.objects.get(reversal=True, corrects=frozen.charge)
     assert reversal.month == dt.date(2026, 4, 1)

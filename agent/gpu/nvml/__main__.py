@@ -6,7 +6,7 @@ Therefore NVML calls run in this process. If no answer comes, the agent continue
 
 The process reads questions from standard input and prints answers, one JSON object per line:
 
-    {"id": 1, "ask": "hardware" | "sample" | "occupancy" | "events" | "conditions"}
+    {"id": 1, "ask": "hardware" | "sample" | "minute" | "occupancy" | "events" | "conditions"}
     {"id": 1, "ask": "reshape", "about": {...}}      for "about" and the answer see agent.gpu.mig
         ->   {"id": 1, "answer": ...} or {"id": 1, "error": "..."}
 """
@@ -33,6 +33,7 @@ def main() -> int:
     handlers: dict[str, Callable[[], Any]] = {
         "hardware": reader.hardware,
         "sample": reader.sample,
+        "minute": reader.minute,
         "occupancy": reader.occupancy,
         "events": reader.events,
         "conditions": reader.conditions,

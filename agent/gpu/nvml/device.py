@@ -9,10 +9,12 @@ from typing import Any
 
 import pynvml
 
-from agent.gpu.nvml.calls import as_text, value_or_none
+from agent.gpu.nvml.activity import ActivityMeter
+from agent.gpu.nvml.calls import SupportedCalls, as_text, value_or_none
+from agent.gpu.nvml.minute_reader import ALL_LINKS, MinuteReader
 from agent.protocol import SLOTS_PER_GPU
 
-COMPUTE_SLICES = 7  # per GPU that supports MIG
+COMPUTE_SLICES = 7  # number of compute slices of a GPU that supports MIG
 
 
 GPM_METRICS = {
@@ -39,10 +41,7 @@ NVLINK_ERROR_COUNTERS = (
 NVLINK_THROUGHPUT_FIELDS = (
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
-)  # total KiB of all links
-
-
-ALL_LINKS = 0xFFFFFFFF  # scope of a field value: the total of all NVLinks
+)  # KiB sent, KiB received
 
 
 def model_name(name: str, memory_mib: int) -> str:
@@ -69,7 +68,9 @@ class NvmlGpu:
         self.memory_mib = pynvml.nvmlDeviceGetMemoryInfo(self.handle).total >> 20
         self.model = model_name(as_text(pynvml.nvmlDeviceGetName(self.handle)), self.memory_mib)
         self.instances = self._instances()
-        self.earlier: dict[str, Any] = {}  # by unit uuid: the last GPM sample (NVML's performance counters)
+        self.calls = SupportedCalls(self.handle)
+        self.activity = ActivityMeter(self.handle, self.calls, GPM_METRICS)
+        self.minute_reader = MinuteReader(self.handle, self.calls)
         pci = value_or_none(pynvml.nvmlDeviceGetPciInfo, self.handle)
         self.pci_bus_id = as_text(pci.busId) if pci is not None else ""
         self.links = self._links()
@@ -119,7 +120,10 @@ class NvmlGpu:
         """Return this GPU as a JSON object with the fields of ``protocol.GpuSeen``."""
         capability = value_or_none(pynvml.nvmlDeviceGetCudaComputeCapability, self.handle) or (0, 0)
         units = [
-            {key: instance[key] for key in ("uuid", "profile", "first_slot", "slots", "memory_mib")}
+            {
+                **{key: instance[key] for key in ("uuid", "profile", "first_slot", "slots", "memory_mib")},
+                "instance": instance["gi"],
+            }
             for instance in self.instances
         ]
         if not self.is_split:
@@ -144,7 +148,18 @@ class NvmlGpu:
             "numa_node": value_or_none(pynvml.nvmlDeviceGetNumaNodeId, self.handle),
             "pci_bus_id": self.pci_bus_id,
             "units": units,
+            "power_limit_w": self._power_limit_w(),
+            "slowdown_temperature_c": value_or_none(
+                pynvml.nvmlDeviceGetTemperatureThreshold,
+                self.handle,
+                pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
+            ),
         }
+
+    def _power_limit_w(self) -> float | None:
+        """Return the highest power limit that can be set, because an operator may raise the present limit."""
+        limits = value_or_none(pynvml.nvmlDeviceGetPowerManagementLimitConstraints, self.handle)
+        return limits[1] / 1000 if limits else None
 
     def _links(self) -> dict[int, int]:
         """Return the state of this GPU's NVLinks by link number: 1 if the link is up, 0 if it is down."""
@@ -238,7 +253,7 @@ class NvmlGpu:
                 {
                     "unit": self.uuid,
                     **self._whole(),
-                    **self._gpm(self.uuid, None),
+                    **self.activity.measure(self.uuid, None),
                     **self._processes(self.handle),
                 }
             ]
@@ -248,7 +263,7 @@ class NvmlGpu:
                 "memory_used_mib": used_mib(
                     value_or_none(pynvml.nvmlDeviceGetMemoryInfo, instance["handle"])
                 ),
-                **self._gpm(instance["uuid"], instance["gi"]),
+                **self.activity.measure(instance["uuid"], instance["gi"]),
                 **self._processes(instance["handle"]),
             }
             for instance in self.instances
@@ -270,26 +285,53 @@ class NvmlGpu:
             for unit in units
         ]
 
+    def minute(self) -> dict[str, Any]:
+        """Return the values that are read once a minute: of each unit, of the GPU, and of its processes.
+
+        A process has the keys "unit", "pid", "memory_mib" and "sm_percent". The values of a whole GPU are not
+        those of its MIG instances, so instances do not have them.
+        """
+        reader = self.minute_reader
+        if self.is_split:
+            units = {each["uuid"]: reader.unit_readings(each["uuid"], each["gi"]) for each in self.instances}
+            shares, handles = None, {each["uuid"]: each["handle"] for each in self.instances}
+        else:
+            whole = reader.whole_readings(bool(self.links))
+            units = {self.uuid: {**whole, **reader.unit_readings(self.uuid, None)}}
+            shares, handles = reader.sm_shares(), {self.uuid: self.handle}
+        processes = [
+            {
+                "unit": unit,
+                "pid": pid,
+                "memory_mib": memory,
+                "sm_percent": None if shares is None else shares.get(pid, 0.0),
+            }
+            for unit, handle in handles.items()
+            for pid, memory in self._processes(handle)["pids"] or ()
+        ]
+        return {"gpu": self.uuid, "units": units, "counters": reader.counters(), "processes": processes}
+
     def _whole(self) -> dict[str, Any]:
-        rates = value_or_none(pynvml.nvmlDeviceGetUtilizationRates, self.handle)
-        power = value_or_none(pynvml.nvmlDeviceGetPowerUsage, self.handle)
+        value = self.calls.value
+        rates = value("rates", pynvml.nvmlDeviceGetUtilizationRates)
+        power = value("power", pynvml.nvmlDeviceGetPowerUsage)
         return {
             "utilisation": rates.gpu if rates is not None else None,
             "memory_utilisation": rates.memory if rates is not None else None,
             "memory_used_mib": used_mib(value_or_none(pynvml.nvmlDeviceGetMemoryInfo, self.handle)),
             "power_w": power / 1000 if power is not None else None,
-            "energy_mj": value_or_none(pynvml.nvmlDeviceGetTotalEnergyConsumption, self.handle),
-            "temperature_c": value_or_none(
-                pynvml.nvmlDeviceGetTemperature, self.handle, pynvml.NVML_TEMPERATURE_GPU
+            "energy_mj": value("energy", pynvml.nvmlDeviceGetTotalEnergyConsumption),
+            "temperature_c": value(
+                "temperature", pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU
             ),
             "memory_temperature_c": self._field(pynvml.NVML_FI_DEV_MEMORY_TEMP),
-            "sm_clock_mhz": value_or_none(pynvml.nvmlDeviceGetClockInfo, self.handle, pynvml.NVML_CLOCK_SM),
-            "throttle_reasons": value_or_none(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self.handle),
-            "pcie_rx_kib": value_or_none(
-                pynvml.nvmlDeviceGetPcieThroughput, self.handle, pynvml.NVML_PCIE_UTIL_RX_BYTES
+            "sm_clock_mhz": value("SM clock", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
+            "throttle_reasons": value("clock reasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons),
+            "pcie_rx_kib": value(
+                "PCIe received", pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_RX_BYTES
             ),
-            "pcie_tx_kib": value_or_none(
-                pynvml.nvmlDeviceGetPcieThroughput, self.handle, pynvml.NVML_PCIE_UTIL_TX_BYTES
+            "pcie_tx_kib": value(
+                "PCIe sent", pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_TX_BYTES
             ),
             "nvlink_kib": self._link_kib(),
         }
@@ -298,14 +340,7 @@ class NvmlGpu:
         return self._field_value(number) or None  # boards without the sensor may report 0 degrees
 
     def _field_value(self, number: int, scope: int = 0) -> int | None:
-        values = value_or_none(pynvml.nvmlDeviceGetFieldValues, self.handle, [(number, scope)])
-        if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
-            return None
-        wide = values[0].valueType in (
-            pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG,
-            pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG,
-        )
-        return int(values[0].value.ullVal if wide else values[0].value.uiVal)
+        return self.calls.fields([(number, scope)]).get(number)
 
     def _link_kib(self) -> int | None:
         """Return the traffic of all NVLinks since the last sample, in KiB/s.
@@ -331,52 +366,6 @@ class NvmlGpu:
         if found is None:
             return {"pids": None}
         return {"pids": [[process.pid, bytes_to_mib(process.usedGpuMemory)] for process in found]}
-
-    def _gpm(self, unit: str, instance: int | None) -> dict[str, Any]:
-        """Return the SM and tensor activity since the last sample, in percent.
-
-        ``instance``: the id of the GPU instance if the unit is a MIG instance, otherwise None. The values are
-        None at the first sample, and on GPUs older than Hopper.
-        """
-        unknown: dict[str, Any] = dict.fromkeys(GPM_METRICS)
-        support = value_or_none(pynvml.nvmlGpmQueryDeviceSupport, self.handle)
-        if support is None or not support.isSupportedDevice:
-            return unknown
-        sample = value_or_none(pynvml.nvmlGpmSampleAlloc)
-        if sample is None:
-            return unknown
-        if instance is None:
-            taken = value_or_none(pynvml.nvmlGpmSampleGet, self.handle, sample)
-        else:
-            taken = value_or_none(pynvml.nvmlGpmMigSampleGet, self.handle, instance, sample)
-        if taken is None:
-            value_or_none(pynvml.nvmlGpmSampleFree, sample)
-            return unknown
-        before = self.earlier.get(unit)
-        self.earlier[unit] = sample
-        if before is None:
-            return unknown
-        measured = _rate_between(before, sample)
-        value_or_none(pynvml.nvmlGpmSampleFree, before)
-        return {**unknown, **measured}
-
-
-def _rate_between(before: Any, after: Any) -> dict[str, Any]:
-    """Return the GPM metrics in percent between two samples; {} if the driver can't compute them."""
-    question = pynvml.c_nvmlGpmMetricsGet_t()
-    question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-    question.numMetrics = len(GPM_METRICS)
-    question.sample1, question.sample2 = before, after
-    for number, metric in enumerate(GPM_METRICS.values()):
-        question.metrics[number].metricId = metric
-    if value_or_none(pynvml.nvmlGpmMetricsGet, question) is None:
-        return {}
-    return {
-        name: min(100.0, max(0.0, question.metrics[number].value))
-        for number, name in enumerate(GPM_METRICS)
-        if question.metrics[number].nvmlReturn == pynvml.NVML_SUCCESS
-        and question.metrics[number].value == question.metrics[number].value
-    }
 
 
 def used_mib(memory: Any) -> int | None:

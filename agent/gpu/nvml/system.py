@@ -201,6 +201,10 @@ class NvmlSystem:
         """Return one reading per unit."""
         return [row for gpu in self.gpus for row in gpu.samples()]
 
+    def minute(self) -> list[dict[str, Any]]:
+        """Return the values of each GPU that are read once a minute."""
+        return [gpu.minute() for gpu in self.gpus]
+
     def occupancy(self) -> list[dict[str, Any]]:
         """Return the memory in use and the processes of each unit."""
         return [row for gpu in self.gpus for row in gpu.occupancy()]

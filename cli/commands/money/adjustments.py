@@ -51,10 +51,15 @@ def list_adjustments(
 @command(adjustments, "propose")
 @click.argument("amount")
 @click.option("--month", required=True, help="Month of the statement, such as 2026-10; it is not closed.")
-@click.option("--reason", required=True, help="The statement shows it.")
-@click.option("--cost-centre", default="", help="Its code; with --charge that of the charge line.")
+@click.option("--reason", required=True, help="The reason, which the statement shows.")
+@click.option(
+    "--cost-centre",
+    default="",
+    help="Code of the cost centre. Default with --charge or --line: the cost centre of that line.",
+)
 @click.option("--credit", is_flag=True, help="Give back a part of charges; the amount is negative.")
 @click.option("--charge", type=int, help="Charge line of a credit.")
+@click.option("--line", type=int, help="Statement line of a credit, as FOCUS names it: 12 for line/12.")
 @click.option("--of-month", help="Credit the cost centre's charges of this month, such as 2026-09.")
 @click.option("--project", help="team/project that an adjustment belongs to.")
 def propose_adjustment(
@@ -65,6 +70,7 @@ def propose_adjustment(
     cost_centre: str,
     credit: bool,
     charge: int | None,
+    line: int | None,
     of_month: str | None,
     project: str | None,
 ) -> None:
@@ -76,6 +82,7 @@ def propose_adjustment(
         "reason": reason,
         "cost_centre": cost_centre,
         "charge": charge,
+        "line": line,
         "credited_month": f"{of_month}-01" if of_month else None,
         "project": project,
     }

@@ -27,15 +27,20 @@ class TokenAuthentication(BaseAuthentication):
         parts = get_authorization_header(request).split()
         if not parts or parts[0].lower() != b"bearer":
             return None
-        text = parts[1].decode("ascii", "replace") if len(parts) == 2 else ""
-        token = (
-            api_tokens.token_in_force(text, timezone.now())
-            if text.startswith(api_tokens.TOKEN_PREFIX)
-            else None
-        )
-        if token is None:
+        text, now = parts[1].decode("ascii", "replace") if len(parts) == 2 else "", timezone.now()
+        if not text.startswith(api_tokens.TOKEN_PREFIX):
             raise AuthenticationFailed(api_answers.TOKEN_NOT_VALID)
-        return token.user, token
+        token = api_tokens.token_in_force(text, now)
+        if token is not None:
+            return token.user, token
+        expired = api_tokens.expired_token(text, now)
+        if expired is None or expired.expires_at is None:
+            raise AuthenticationFailed(api_answers.TOKEN_NOT_VALID)
+        raise AuthenticationFailed(
+            api_answers.TOKEN_EXPIRED.format(
+                prefix=expired.prefix, expires_at=expired.expires_at.isoformat(timespec="seconds")
+            )
+        )
 
     def authenticate_header(self, request: Request) -> str:
         """Return the ``WWW-Authenticate`` header of a response with status 401."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -44,6 +45,20 @@ def visible_host(user: User, name: str, rows: QuerySet[Host] | None = None) -> H
         )
         raise ObjectNotFound("host", name, known)
     return host
+
+
+def hosts_of_files(user: User, given: Mapping[str, Any]) -> QuerySet[Host]:
+    """Return the hosts of a file of telemetry, with removed hosts: those that ``pool`` and ``host`` select.
+
+    Without these parameters, the result has all hosts that the user may see. Raises Invalid.
+    """
+    hosts = policy.visible_hosts_with_removed(user)
+    if "pool" in given:
+        hosts = hosts.filter(pool=visible_pool(user, given["pool"]))
+    if "host" in given:
+        named = get_named_row(hosts, "host", given["host"], "the name of a host", name=given["host"])
+        hosts = hosts.filter(name=named.name)
+    return hosts
 
 
 def visible_team(user: User, slug: str) -> Team:

@@ -7,10 +7,14 @@ from datetime import datetime
 from typing import Any, cast
 
 from django.db.models import QuerySet
+from django.http import HttpRequest
 from django.utils import timezone
 from rest_framework import serializers, status
 from rest_framework.authentication import SessionAuthentication
+from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.permissions import IsAuthenticated
+from rest_framework.renderers import BaseRenderer
+from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -22,6 +26,20 @@ from portal.api.base.parsers import LimitedJsonParser
 from portal.api.base.schema import ApiSchema
 from portal.api.base.throttling import ReadThrottle, WriteThrottle
 from portal.models import User
+
+
+class AnyContentNegotiation(BaseContentNegotiation):
+    """A content negotiation that accepts every Accept header. The view sets the media type of its answer."""
+
+    def select_parser(self, request: Request, parsers: Any) -> Any:
+        """Return the first parser."""
+        return parsers[0]
+
+    def select_renderer(
+        self, request: HttpRequest, renderers: Any, format_suffix: str | None = None
+    ) -> tuple[BaseRenderer, str]:
+        """Return the first renderer, which writes the errors."""
+        return renderers[0], renderers[0].media_type
 
 
 class ApiView(APIView):

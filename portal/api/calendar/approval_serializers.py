@@ -58,7 +58,7 @@ class QuotaShape(ResponseSerializer):
     period = serializers.ChoiceField(choices=Quota.Period.values, source="hours_period")
     when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices)
     gpu_hours_used = serializers.FloatField(
-        help_text="in the period, counted every minute; 0 without gpu_hours"
+        help_text="GPU-hours used in the period, counted every minute; 0 without ``gpu_hours``"
     )
     used_up = serializers.BooleanField(source="hours_used_up")
     updated_at = serializers.DateTimeField()

@@ -131,7 +131,7 @@ class BudgetRequestView(ApiView):
         responses={202: shapes.SubmissionShape},
     )
     def post(self, request: Request) -> Response:
-        """Request another budget for a team. Finance decides."""
+        """Request a new budget for a team. Finance decides."""
         given: dict[str, Any] = self.validated_body(approval_serializers.BudgetRequestWish)
         given["team"] = lookups.visible_team(self.actor, given["team"])
         return self.object_response(
@@ -146,7 +146,7 @@ class QuotaRequestView(ApiView):
         responses={202: shapes.SubmissionShape},
     )
     def post(self, request: Request) -> Response:
-        """Request another guarantee for a team. An operator decides."""
+        """Request a new guarantee for a team. An operator decides."""
         given: dict[str, Any] = self.validated_body(approval_serializers.QuotaWish)
         given |= {
             "team": lookups.visible_team(self.actor, given["team"]),

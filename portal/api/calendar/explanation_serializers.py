@@ -20,7 +20,9 @@ class AheadShape(ResponseSerializer):
     id = serializers.UUIDField(source="workload.public_id")
     name = serializers.CharField(source="workload.name")
     owner = serializers.CharField(source="workload.owner.username")
-    rule = serializers.CharField(source="part", help_text="the criterion of the queue order that decides")
+    rule = serializers.CharField(
+        source="part", help_text="the rule of the queue order that puts it before this workload"
+    )
     because = serializers.SerializerMethodField()
 
     def get_because(self, row: WorkloadAhead) -> str:
@@ -36,10 +38,12 @@ class WithoutShape(ResponseSerializer):
 
 
 class WhyThemShape(ResponseSerializer):
-    rule = serializers.CharField(help_text="the rule that decides between the two")
+    rule = serializers.CharField(
+        help_text="the rule of the queue order that decides which of the two comes first"
+    )
     numbers = numbers_field()
     sentence = serializers.CharField()
-    without = WithoutShape(help_text="the plan if the other workload did not exist")
+    without = WithoutShape(help_text="the planner's decision if the other workload did not exist")
 
 
 class FairnessShape(ResponseSerializer):
@@ -51,7 +55,8 @@ class FairnessShape(ResponseSerializer):
     borrowed_gpus = serializers.FloatField(source="borrowed")
     waiting_gpus = serializers.FloatField(source="waiting")
     past_gpu_hours = serializers.FloatField(
-        source="gpu_hours", help_text="each counts half after every half-life of the pool"
+        source="gpu_hours",
+        help_text="past use in GPU-hours; an hour counts half after each half-life of the pool",
     )
     weight = serializers.IntegerField()
     share_of_use = serializers.FloatField(source="share", help_text="its share of all past use, 0 to 1")

@@ -96,7 +96,7 @@ class CompareTurnsView(ApiView):
 class FasterAlternativesView(ApiView):
     @extend_schema(operation_id="workloads_sooner", responses=AnotherWay(many=True))
     def get(self, request: Request, id: UUID) -> Response:
-        """List requests that would start a waiting workload sooner, found by the planner, best first."""
+        """List changed requests with which the planner would start a waiting workload sooner, best first."""
         now = self.now
         with metered_planning(self.actor, now):
             found = wait_explanation.faster_requests(_get_workload_or_404(self, id), now)

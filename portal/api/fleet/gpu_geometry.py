@@ -45,9 +45,13 @@ class GeometryChangeShape(serializers.Serializer[GeometryChange]):
 
 class ProfileShape(serializers.Serializer[Any]):
     name = serializers.CharField(source="profile.name")
-    slices = serializers.IntegerField(source="profile.slices", help_text="of the GPU's 7 compute slices")
+    slices = serializers.IntegerField(
+        source="profile.slices", help_text="number of compute slices; a GPU has 7"
+    )
     memory_mib = serializers.IntegerField()
-    most = serializers.IntegerField(source="profile.most", help_text="how many fit on an empty GPU")
+    most = serializers.IntegerField(
+        source="profile.most", help_text="number of instances that fit on an empty GPU"
+    )
 
 
 class GpuGeometryShape(serializers.Serializer[Any]):

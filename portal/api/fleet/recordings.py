@@ -24,7 +24,9 @@ from portal.reads.work import recordings
 
 
 class RecordingQuery(PageQuery):
-    workload = serializers.UUIDField(required=False, help_text="only cycles with a decision about it")
+    workload = serializers.UUIDField(
+        required=False, help_text="only cycles with a decision about this workload"
+    )
 
 
 class RecordingShape(serializers.Serializer[Any]):

@@ -23,6 +23,7 @@ from portal.services.fleet import gpu_repairs as verbs
 from portal.services.fleet import hosts
 from scheduler.models import Diagnostic, Host, StrayAction
 from scheduler.state.states import DiagnosticState, RepairState
+from telemetry.models import ReadingFault
 
 DIAGNOSTIC_TOOLS_HELP = "auto, own, dcgm, or a name that hosts of the pool report"
 
@@ -30,7 +31,7 @@ DIAGNOSTIC_TOOLS_HELP = "auto, own, dcgm, or a name that hosts of the pool repor
 class CheckShape(serializers.Serializer[Any]):
     name = serializers.CharField()
     passed = serializers.BooleanField(
-        allow_null=True, help_text="null: only a measurement, or it could not run"
+        allow_null=True, help_text="null: the check only measures a value, or could not run"
     )
     numbers = serializers.DictField()
     detail = serializers.CharField()
@@ -92,6 +93,20 @@ class HardwareEventShape(serializers.Serializer[Any]):
     action = serializers.CharField(help_text="the rule's action, or held_back; empty: not processed yet")
 
 
+class ReadingFaultShape(serializers.Serializer[Any]):
+    reading = serializers.CharField(help_text="such as power_w; ts: the time of the sample")
+    kind = serializers.ChoiceField(
+        choices=ReadingFault.Kind.values,
+        help_text="out_of_bounds: an impossible value, stored as unknown; counter: the energy is unknown",
+    )
+    source = serializers.ChoiceField(choices=ReadingFault.Source.values)  # type: ignore[assignment]
+    count = serializers.IntegerField()
+    last_at = serializers.DateTimeField()
+    last_value = serializers.FloatField(
+        allow_null=True, help_text="the value as it arrived; null: unknown or not finite"
+    )
+
+
 class HostHealthShape(serializers.Serializer[Any]):
     state_reason = serializers.CharField(help_text="why the host is not in service")
     revoked_at = serializers.DateTimeField(
@@ -106,6 +121,9 @@ class HostHealthShape(serializers.Serializer[Any]):
     events = HardwareEventShape(many=True, help_text="hardware events, newest first")
     strays = serializers.IntegerField(help_text="processes on its GPUs that belong to no workload")
     stray_processes = StrayShape(many=True, help_text="for operators and auditors; empty for others")
+    reading_faults = ReadingFaultShape(
+        many=True, help_text="readings of the last 7 days that could not be stored as they arrived"
+    )
     maintenance = shapes.MaintenanceShape(many=True)
 
 
@@ -124,6 +142,7 @@ class HostHealthView(ApiView):
             "events": reads.hardware_events(self.actor, host),
             "strays": found.count,
             "stray_processes": found.rows,
+            "reading_faults": reads.reading_faults(host, self.now),
             "maintenance": reads.maintenance_windows(host, self.now),
         }
         return self.object_response(body, HostHealthShape)

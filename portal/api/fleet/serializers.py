@@ -88,7 +88,7 @@ class HostShape(ResponseSerializer):
     cpu_milli = serializers.IntegerField(help_text="millicores; 0: not known")
     memory_mib = serializers.IntegerField(help_text="0: not known")
     disk_full_since = serializers.DateTimeField(
-        allow_null=True, help_text="since then it accepts no new workloads; null: its disk is not full"
+        allow_null=True, help_text="time since which its full disk stops new workloads; null: not full"
     )
     removed_at = serializers.DateTimeField(allow_null=True, help_text="null: it is not removed")
 
@@ -191,7 +191,7 @@ class AgentShape(ResponseSerializer):
 class HostDetail(HostShape):
     agent = serializers.SerializerMethodField(help_text="the agent's report")
     refused_agent = serializers.SerializerMethodField(
-        help_text="the last agent rejected as this host since it joined"
+        help_text="the last agent that used this host's name and was rejected, since the host joined"
     )
     between_gpus = serializers.SerializerMethodField(help_text="interconnects")
     of_gpus = serializers.SerializerMethodField(help_text="facts by GPU")

@@ -116,7 +116,7 @@ class HostDetailView(ApiView):
 class HostChangePreviewView(ApiView):
     @extend_schema(operation_id="hosts_preview", request=shapes.HostVerbTry, responses=shapes.HostEffectShape)
     def post(self, request: Request, name: str) -> Response:
-        """Return the effect of an action such as drain on workloads, reservations and GPUs. For operators.
+        """Return the effect of an action, such as a drain, on workloads and reservations. For operators.
 
         The preview is refused with the same errors as the action.
         """
@@ -137,7 +137,7 @@ class CordonHostView(ApiView):
 class DrainHostView(ApiView):
     @extend_schema(operation_id="hosts_drain", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
-        """Stop starting workloads on a host, and evict its running workloads with notice. For operators."""
+        """Stop starting workloads on a host, and evict preemptible workloads with notice. For operators."""
         return _change_response(self, name, "drain", hosts.drain_host)
 
 
@@ -167,7 +167,7 @@ class RevokeHostView(ApiView):
 class HostJoinTokenView(ApiView):
     @extend_schema(operation_id="hosts_join_token", request=EmptyBody, responses={201: shapes.JoinShape})
     def post(self, request: Request, name: str) -> Response:
-        """Create another join token, with the command to paste. It replaces unused tokens. For operators."""
+        """Create a new join token, with the command to paste. It replaces unused tokens. For operators."""
         host, by = _visible_host(self, name), self.service_context
         self.validated_body(EmptyBody)
         return _join_token_response(self, host, hosts.new_join_token(**by, host=host), by["now"])

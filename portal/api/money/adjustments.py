@@ -46,11 +46,17 @@ class AdjustmentShape(ResponseSerializer):
     currency = serializers.CharField()
     reason = serializers.CharField()
     credited_month = serializers.DateField(
-        source="credited.month", allow_null=True, default=None, help_text="month of the charges of a credit"
+        source="credited.month",
+        allow_null=True,
+        default=None,
+        help_text="month of the charges that a credit gives back",
     )
     charge = serializers.IntegerField(source="charge_id", allow_null=True, help_text="credited charge line")
     withdraws = serializers.CharField(
-        source="withdraws.number", allow_null=True, default=None, help_text="number that it takes back"
+        source="withdraws.number",
+        allow_null=True,
+        default=None,
+        help_text="number of the adjustment that this one withdraws",
     )
     author = serializers.CharField(source="author_name")
     proposed_at = serializers.DateTimeField()
@@ -65,7 +71,7 @@ class AdjustmentShape(ResponseSerializer):
 
 class AdjustmentDetailShape(AdjustmentShape):
     effect = serializers.SerializerMethodField(
-        help_text="effect of a proposed one on the statement; null after the decision"
+        help_text="effect on the statement if it is approved; null after the decision"
     )
 
     @extend_schema_field(StatementEffectShape(allow_null=True))
@@ -85,7 +91,7 @@ class AdjustmentWish(StrictSerializer):
     amount = serializers.CharField(max_length=30, help_text="signed; a credit is negative")
     reason = serializers.CharField(max_length=1000)
     cost_centre = serializers.CharField(
-        max_length=40, required=False, help_text="required without charge and line"
+        max_length=40, required=False, help_text="required unless charge or line is given"
     )
     team = slug_field(required=False, allow_null=True)
     project = slug_field(required=False, allow_null=True, help_text="team/project")
@@ -96,7 +102,9 @@ class AdjustmentWish(StrictSerializer):
         min_value=1, max_value=MAX_ID, required=False, allow_null=True, help_text="statement line of a credit"
     )
     credited_month = serializers.DateField(
-        required=False, allow_null=True, help_text="a credit of the cost centre's charges of this month"
+        required=False,
+        allow_null=True,
+        help_text="for a credit of all charges of the cost centre: their month",
     )
 
 

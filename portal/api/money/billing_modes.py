@@ -45,7 +45,7 @@ class BillingModeListView(ApiView):
         operation_id="billing_modes_set", request=BillingModeWish, responses={201: BillingModeShape}
     )
     def post(self, request: Request) -> Response:
-        """Set whether the charges of a team are invoiced, from a month on that is not closed."""
+        """Set whether the charges of a team are invoiced, starting with a month that is not closed."""
         given = self.validated_body(BillingModeWish)
         team = lookups.visible_team(self.actor, given.pop("team"))
         row = billing_modes.set_billing_mode(**self.service_context, team=team, **given)

@@ -35,7 +35,9 @@ class CloseProposalShape(ResponseSerializer):
     month = serializers.DateField(source="statement.month")
     proposed_by = serializers.CharField(source="proposed_by.username")
     proposed_at = serializers.DateTimeField()
-    expires_at = serializers.SerializerMethodField(help_text="until then, another person can close the month")
+    expires_at = serializers.SerializerMethodField(
+        help_text="time until which another person can close the month"
+    )
     charged = CurrencyAmount()
     note = serializers.CharField()
 
@@ -71,12 +73,31 @@ class RehearsalShape(ResponseSerializer):
     month = serializers.DateField()
     over = serializers.BooleanField(help_text="the month has ended")
     ends_at = serializers.DateTimeField()
-    closed = serializers.BooleanField(help_text="the checks are those of the close")
+    closed = serializers.BooleanField(
+        help_text="true: the month is closed, and the checks are the stored ones of the close"
+    )
     audited = serializers.BooleanField(help_text="the checks include the audit")
     checks = serializers.JSONField(help_text="each with ``check``, ``ok`` and ``figures``")
     statements = CostCentreTotalShape(many=True, help_text="one statement per cost centre and currency")
     unmapped = UnmappedPayerShape(many=True, help_text="charges without a cost centre keep the month open")
     proposal = CloseProposalShape(allow_null=True)
+
+
+class FocusResultShape(ResponseSerializer):
+    rows = serializers.IntegerField(help_text="number of rows of the FOCUS 1.4 files")
+    broken = serializers.ListField(child=serializers.CharField(), help_text="each broken rule as a sentence")
+
+
+class StoredRehearsalShape(ResponseSerializer):
+    """The stored results of a rehearsal, which pages show."""
+
+    month = serializers.DateField(source="statement.month")
+    checked_at = serializers.DateTimeField()
+    run_by = serializers.CharField(source="run_by.username", allow_null=True, default=None)
+    checks = serializers.JSONField(help_text="each with ``check``, ``ok`` and ``figures``")
+    focus = FocusResultShape(
+        help_text="result of the rules of FOCUS; a broken rule does not keep the month open"
+    )
 
 
 class CloseRehearsalView(ApiView):
@@ -90,6 +111,20 @@ class CloseRehearsalView(ApiView):
         fields = ("month", "over", "ends_at", "closed", "audited", "checks", "unmapped", "proposal")
         answer = {name: getattr(found, name) for name in fields}
         return self.object_response({**answer, "statements": totals}, RehearsalShape)
+
+    @extend_schema(
+        operation_id="statements_rehearse_and_store", request=None, responses={201: StoredRehearsalShape}
+    )
+    def post(self, request: Request, month: str) -> Response:
+        """Run all checks of an open month with the audit and the rules of FOCUS, and store the results.
+
+        Pages show them. The ledger does not change. For finance and auditors; it may take minutes.
+        """
+        policy.require(self.actor, "charges.see_all")
+        first_day = requested_month(month, self.now)
+        return self.object_response(
+            months.rehearse_close(**self.service_context, month=first_day), StoredRehearsalShape, 201
+        )
 
 
 class ProposeCloseView(ApiView):

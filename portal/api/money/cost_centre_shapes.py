@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rest_framework import serializers
 
-from portal.api.base.fields import ResponseSerializer, slug_field
+from portal.api.base.fields import CurrencyAmount, ResponseSerializer, slug_field
 from portal.api.base.serializers import StrictSerializer
 from portal.services.money.cost_centres.directory import (
     MAX_ADDRESS_LENGTH,
@@ -58,7 +58,9 @@ class CostCentreShareShape(ResponseSerializer):
     code = serializers.CharField()
     percent = serializers.DecimalField(max_digits=5, decimal_places=2)
     valid_from = serializers.DateTimeField()
-    created_at = serializers.DateTimeField(help_text="of shares with one valid_from, the newest count")
+    created_at = serializers.DateTimeField(
+        help_text="of several splits with one valid_from, the newest created_at applies"
+    )
 
     def get_project(self, share: CostCentreShare) -> str | None:
         """Return the project as ``team/project``."""
@@ -80,10 +82,13 @@ class SplitWish(StrictSerializer):
 
 
 class MovedAmountShape(ResponseSerializer):
-    code = serializers.CharField(allow_blank=True, help_text="empty: time without a cost centre")
-    before = serializers.DecimalField(max_digits=14, decimal_places=2)
-    after = serializers.DecimalField(max_digits=14, decimal_places=2)
-    moved = serializers.DecimalField(max_digits=14, decimal_places=2, help_text="after minus before")
+    code = serializers.CharField(
+        allow_blank=True, help_text="code of the cost centre; empty: for time without one"
+    )
+    currency = serializers.CharField()
+    before = CurrencyAmount()
+    after = CurrencyAmount()
+    moved = CurrencyAmount(help_text="after minus before")
 
 
 class SplitPreviewShape(ResponseSerializer):
@@ -111,4 +116,4 @@ class ImportReportShape(ResponseSerializer):
     new = serializers.IntegerField()
     changed = serializers.IntegerField()
     unchanged = serializers.IntegerField()
-    wrong = serializers.IntegerField(help_text="if there is one, nothing is written")
+    wrong = serializers.IntegerField(help_text="number of wrong lines; if it is not 0, nothing is written")

@@ -49,12 +49,16 @@ class DocumentRowShape(ResponseSerializer):
 
     project = serializers.CharField()
     person = serializers.CharField()
-    workload = serializers.CharField(help_text="empty: no workload, or several")
+    workload = serializers.CharField(
+        help_text="name of the workload; empty: the row has no workload, or several"
+    )
     workloads = serializers.IntegerField(help_text="number of workloads")
     workload_type = serializers.CharField()
     part = serializers.ChoiceField(choices=list(PARTS))
     model = serializers.CharField()
-    corrected_month = serializers.DateField(allow_null=True, help_text="null: the month itself")
+    corrected_month = serializers.DateField(
+        allow_null=True, help_text="closed month that the row corrects; null: none"
+    )
     gpu_hours = serializers.DecimalField(max_digits=18, decimal_places=3)
     price = serializers.DecimalField(
         max_digits=12, decimal_places=6, allow_null=True, help_text="mean per GPU-hour; null: none"

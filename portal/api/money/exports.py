@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from django.http import HttpRequest
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
-from rest_framework.negotiation import BaseContentNegotiation
-from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 
 from portal import policy
-from portal.api.base.views import ApiView
+from portal.api.base.views import AnyContentNegotiation, ApiView
 from portal.api.money.serializers import ChargeFilters
 from portal.reads.money.charge_filters import FILTERS, named_filters
 from portal.reads.money.charged_months import requested_month
@@ -36,25 +31,11 @@ class ExportQuery(ChargeFilters):
     currency = serializers.CharField(
         max_length=10,
         required=False,
-        help_text="of the statement, for the kind ``pdf``; needed if the cost centre has several",
+        help_text="currency of the statement (kind ``pdf``); needed if the cost centre has several",
     )
     checksum = serializers.ChoiceField(
         choices=CHECKSUMS, required=False, help_text="send the digest of the file instead of the file"
     )
-
-
-class AnyContentNegotiation(BaseContentNegotiation):
-    """A content negotiation that accepts every Accept header. The kind of the export sets the media type."""
-
-    def select_parser(self, request: Request, parsers: Any) -> Any:
-        """Return the first parser."""
-        return parsers[0]
-
-    def select_renderer(
-        self, request: HttpRequest, renderers: Any, format_suffix: str | None = None
-    ) -> tuple[BaseRenderer, str]:
-        """Return the first renderer, which writes the errors."""
-        return renderers[0], renderers[0].media_type
 
 
 class ExportView(ApiView):
@@ -66,7 +47,7 @@ class ExportView(ApiView):
         responses={(200, kind): OpenApiTypes.BINARY for kind in CONTENT_TYPES},
     )
     def get(self, request: Request, month: str) -> StreamedFile:
-        """Return the charges of a month that you may see as a file. Open months are provisional."""
+        """Return a file of the charges that you may see in a month. Open months are provisional."""
         query = self.validated_query(ExportQuery)
         first_day = requested_month(month, self.now)
         lines = policy.visible_charges(self.actor).filter(month=first_day)

@@ -22,7 +22,7 @@ from portal.reads.money.overview.of_viewer import overview_of_viewer
 from portal.reads.money.overview.page import MonthChange
 from portal.wording.chargeback.bridge_texts import STEP_MEANINGS, step_note
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
-from telemetry.core.spend_bridge import STEP_KINDS
+from telemetry.core.spending.spend_bridge import STEP_KINDS
 from telemetry.money.billing_months import month_of
 
 
@@ -53,7 +53,10 @@ class MonthChangeShape(ResponseSerializer):
         source="days.now.until", allow_null=True, default=None, help_text="the day after the compared days"
     )
     until_before = serializers.DateField(
-        source="days.before.until", allow_null=True, default=None, help_text="the same in the month before"
+        source="days.before.until",
+        allow_null=True,
+        default=None,
+        help_text="the day after the compared days of the month before",
     )
     before = CurrencyAmount(source="bridge.before", allow_null=True, default=None)
     now = CurrencyAmount(source="bridge.now", allow_null=True, default=None)
@@ -84,8 +87,12 @@ class SpendRangeShape(ResponseSerializer):
     expected = CurrencyAmount()
     low = CurrencyAmount()
     high = CurrencyAmount()
-    past_periods = serializers.IntegerField(help_text="earlier months with a forecast at the same day")
-    past_inside = serializers.IntegerField(help_text="those that ended inside their range")
+    past_periods = serializers.IntegerField(
+        help_text="number of earlier months with a forecast at the same day"
+    )
+    past_inside = serializers.IntegerField(
+        help_text="number of these months that ended inside the forecast range"
+    )
 
 
 class BudgetSumShape(ResponseSerializer):
@@ -107,7 +114,10 @@ class CurveDayShape(ResponseSerializer):
     charged = CurrencyAmount(allow_null=True)
     charged_so_far = CurrencyAmount(source="total", allow_null=True)
     month_before_so_far = CurrencyAmount(source="former_total", allow_null=True)
-    even_pace = CurrencyAmount(allow_null=True, help_text="part of the budget if each day cost the same")
+    even_pace = CurrencyAmount(
+        allow_null=True,
+        help_text="amount spent by the end of the day if each day cost the same part of the budget",
+    )
 
     def get_gpu_hours(self, day: CurveDay) -> float:
         """Return the held and reserved GPU-hours of the day."""
@@ -117,8 +127,8 @@ class CurveDayShape(ResponseSerializer):
 class EquationTermShape(ResponseSerializer):
     """One term: the amounts with their signs sum to the term ``cost``, whose sign is 0."""
 
-    key = serializers.CharField(help_text="charged, margin, not_sold, overhead or cost")
-    sign = serializers.IntegerField(help_text="1 or -1; 0: the right side")
+    key = serializers.CharField(help_text="charged, adjusted, margin, not_sold, overhead or cost")
+    sign = serializers.IntegerField(help_text="1 or -1; 0: the term is the right side of the equation")
     amount = CurrencyAmount()
 
 
@@ -127,7 +137,9 @@ class MonthEquationShape(ResponseSerializer):
 
     terms = EquationTermShape(many=True)
     difference = CurrencyAmount(help_text="left side minus right side")
-    adjusted = CurrencyAmount(help_text="sum of credits and adjustments; it is no term")
+    adjusted = CurrencyAmount(
+        help_text="credits and adjustments; the term charged includes them, adjusted subtracts them"
+    )
 
 
 class ChargebackOverviewShape(ResponseSerializer):
@@ -137,7 +149,9 @@ class ChargebackOverviewShape(ResponseSerializer):
     closed = serializers.BooleanField()
     currency = serializers.CharField()
     charged = CurrencyAmount(help_text="the amount on the statement, with corrections of earlier months")
-    corrections = CurrencyAmount(source="curve.corrections", help_text="its part for earlier months")
+    corrections = CurrencyAmount(
+        source="curve.corrections", help_text="the part of ``charged`` that corrects earlier months"
+    )
     gpu_hours = serializers.FloatField(help_text="held or reserved")
     coverage = serializers.FloatField(allow_null=True, help_text="measured part of the held time, 0 to 1")
     elapsed_days = serializers.FloatField()
@@ -167,7 +181,10 @@ class ChargebackQuery(StrictSerializer):
 class ChargebackView(ApiView):
     @extend_schema(operation_id="chargeback_read", parameters=[ChargebackQuery], responses=ChargebackAnswer)
     def get(self, request: Request) -> Response:
-        """Return the figures of a month: charges by day, change, forecast, budget and equation."""
+        """Return a month's daily charges, change, forecast, budget, and comparison of charges with GPU cost.
+
+        ``change`` is the change from the month before. ``equation`` is the comparison.
+        """
         given, scope = self.validated_query(ChargebackQuery).get("month"), charge_scope(self.actor)
         first_day = requested_month(given, self.now) if given else month_of(self.now)
         if scope.kind == "none":

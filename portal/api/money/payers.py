@@ -43,7 +43,7 @@ class RefundLimitListView(ApiView):
         responses={201: shapes.RefundLimitShape},
     )
     def post(self, request: Request) -> Response:
-        """Set a pool's refund limit from a date on: the most minutes of lost work that are not charged."""
+        """Set a pool's refund limit from a date on: the maximum minutes refunded when work is lost."""
         given = self.validated_body(shapes.RefundLimitWish)
         given["pool"] = lookups.visible_pool(self.actor, given["pool"])
         return self.object_response(

@@ -40,7 +40,7 @@ class UsageShape(ResponseSerializer):
     end = serializers.DateTimeField()
     by = serializers.ChoiceField(choices=["team", "project", "user", "type", "model"])
     lines = UsageLine(many=True)
-    scope = serializers.CharField(help_text="whose use the lines have, as a sentence")
+    scope = serializers.CharField(help_text="a sentence that says whose use is included")
 
 
 class ChargeFilters(StrictSerializer):
@@ -122,7 +122,7 @@ class LineUsageShape(ResponseSerializer):
     utilisation = serializers.FloatField(allow_null=True, help_text="mean where measured, 0 to 1")
     hours = HourOfUseShape(many=True)
     whole_hours = serializers.BooleanField(
-        help_text="the first and the last hour include time of the same run outside the line"
+        help_text="true: the first and the last hour include time of the same run outside the line"
     )
 
 
@@ -142,9 +142,9 @@ class ChargeLineShape(ResponseSerializer):
         allow_null=True,
         help_text="slots / 840 x seconds / 3600 x price x factor; null without a price",
     )
-    is_charged = serializers.BooleanField(help_text="false: ``charged`` is 0, whatever the amount")
+    is_charged = serializers.BooleanField(help_text="false: the time is not charged, so ``charged`` is 0")
     rounding = serializers.DecimalField(
-        max_digits=18, decimal_places=6, help_text="``charged`` - ``amount``, if the time is charged"
+        max_digits=18, decimal_places=6, help_text="``charged`` - ``amount``; 0 for time that is not charged"
     )
     cost = serializers.SerializerMethodField(help_text="the owner's cost; null if you may not see it")
     month = serializers.DateField(source="line.month", help_text="first day of the month of its statement")
@@ -212,20 +212,28 @@ class StatementShape(ResponseSerializer):
     checks = serializers.JSONField()
     totals = serializers.JSONField()
     digest = serializers.CharField()
-    digest_format = serializers.IntegerField(help_text="1: the CSV of its lines; 2: see docs/money.md")
+    digest_format = serializers.IntegerField(
+        help_text="1: digest of the CSV of the lines; 2: digest described in docs/money.md"
+    )
     signature = serializers.CharField(help_text="Ed25519, base64; empty: closed without a key")
     public_key = serializers.CharField(help_text="base64; empty: closed without a key")
     key_fingerprint = serializers.CharField(
         help_text="SHA-256 of the public key; empty: closed without a key"
     )
     missing_samples = serializers.JSONField(
-        help_text="the hosts that still owed samples at the close, each with its number of hours"
+        help_text="the hosts whose samples were missing at the close, each with its number of hours"
     )
-    missing_samples_reason = serializers.CharField(help_text="why the month was closed without them")
-    time_zone = serializers.CharField(help_text="of the month; empty: it is open, or was closed in UTC")
+    missing_samples_reason = serializers.CharField(
+        help_text="why the month was closed without the missing samples"
+    )
+    time_zone = serializers.CharField(
+        help_text="time zone of the closed month; empty: the month is open, or was closed in UTC"
+    )
     starts_at = serializers.DateTimeField(allow_null=True, help_text="start of the month, set at the close")
     ends_at = serializers.DateTimeField(allow_null=True, help_text="end of the month, set at the close")
-    proposed_at = serializers.DateTimeField(allow_null=True, help_text="null: closed in one step")
+    proposed_at = serializers.DateTimeField(
+        allow_null=True, help_text="time of the proposal to close; null: closed in one step"
+    )
     proposed_by = serializers.CharField(source="proposed_by.username", allow_null=True, default=None)
     closed_at = serializers.DateTimeField(allow_null=True)
     closed_by = serializers.CharField(source="closed_by.username", allow_null=True, default=None)
@@ -278,12 +286,16 @@ class RefundLimitShape(ResponseSerializer):
 class RefundLimitWish(StrictSerializer):
     pool = slug_field()
     forgiven_minutes = serializers.IntegerField(min_value=0, max_value=MAX_FORGIVEN_MINUTES)
-    valid_from = serializers.DateTimeField(help_text="the limit applies to work that stops from then on")
+    valid_from = serializers.DateTimeField(
+        help_text="the limit applies to work that stops at this time or later"
+    )
     why = serializers.CharField(max_length=300, required=False, allow_blank=True)
 
 
 class IdleShareShape(ResponseSerializer):
-    team = serializers.CharField(allow_blank=True, help_text="name of the team; empty: the operator's part")
+    team = serializers.CharField(
+        allow_blank=True, help_text="name of the team; empty: the part that the operator pays"
+    )
     operator = CurrencyAmount()
     guarantee = CurrencyAmount()
     use = CurrencyAmount()
@@ -292,8 +304,10 @@ class IdleShareShape(ResponseSerializer):
 class IdlePayerShape(ResponseSerializer):
     month = serializers.DateField()
     payer = serializers.ChoiceField(choices=list(IDLE_PAYERS))
-    fixed = serializers.BooleanField(help_text="true: the month is closed")
-    effects = IdleShareShape(many=True, help_text="cost of idle time by team and payer; empty when fixed")
+    fixed = serializers.BooleanField(help_text="true: the month is closed, so the payer can't be changed")
+    effects = IdleShareShape(
+        many=True, help_text="what each team would pay with each payer; empty if ``fixed``"
+    )
 
 
 class IdlePayerWish(StrictSerializer):
@@ -309,7 +323,7 @@ class BudgetShape(ResponseSerializer):
     month = serializers.DateField(help_text="first day of the period")
     measure = serializers.ChoiceField(choices=list(BUDGET_MEASURES))
     amount = CurrencyAmount(help_text="money or GPU-hours, by ``measure``")
-    currency = serializers.CharField(help_text="of a budget in money")
+    currency = serializers.CharField(help_text="currency of a budget in money")
     action = serializers.ChoiceField(choices=list(BUDGET_ACTIONS))
 
 

@@ -15,12 +15,13 @@ from portal.api.base.fields import CurrencyAmount, ResponseSerializer
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
 from portal.api.money.serializers import ChargeScopeShape
+from portal.models import User
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.chargeback import statement_of
 from portal.reads.money.charged_months import requested_month
 from portal.reads.money.unusual_spend import unusual_overview
-from portal.services.money.unusual_spend import explain_unusual_spend
-from telemetry.models import StatementState, UnusualSpendKind
+from portal.services.money.unusual_spend import ask_about_spend, explain_unusual_spend
+from telemetry.models import StatementState, UnusualSpend, UnusualSpendKind
 
 
 class ExplanationShape(ResponseSerializer):
@@ -45,7 +46,9 @@ class UnusualSpendShape(ResponseSerializer):
     currency = serializers.CharField(source="spend.currency")
     amount = CurrencyAmount(source="spend.amount")
     usual = CurrencyAmount(source="spend.usual", allow_null=True)
-    needs_explanation = serializers.BooleanField(help_text="a person must explain it, or did so")
+    needs_explanation = serializers.BooleanField(
+        help_text="a person must explain it; stays true when it is explained"
+    )
     explanation = ExplanationShape(allow_null=True)
 
 
@@ -60,6 +63,14 @@ class UnusualSpendListShape(ResponseSerializer):
 
 class ExplainWish(StrictSerializer):
     reason = serializers.CharField(max_length=1000)
+
+
+class QuestionWish(StrictSerializer):
+    question = serializers.CharField(max_length=1000)
+
+
+class QuestionShape(ResponseSerializer):
+    asked = serializers.ListField(child=serializers.CharField(), help_text="people who get a notice")
 
 
 class UnusualSpendListView(ApiView):
@@ -85,10 +96,25 @@ class ExplainUnusualSpendView(ApiView):
     )
     def post(self, request: Request, id: int) -> Response:
         """Give the reason for unusual spend. For finance, and for the leads of the team."""
-        rows = policy.visible_unusual_spend(self.actor).select_related("statement")
-        spend = rows.filter(pk=id).first()
-        if spend is None:
-            raise Http404
+        spend = _visible_spend_or_404(self.actor, id)
         given = self.validated_body(ExplainWish)
         row = explain_unusual_spend(**self.service_context, spend=spend, **given)
         return self.object_response(row, ExplanationShape, 201)
+
+
+class AskAboutSpendView(ApiView):
+    @extend_schema(operation_id="unusual_spend_ask", request=QuestionWish, responses={201: QuestionShape})
+    def post(self, request: Request, id: int) -> Response:
+        """Ask the person of unusual spend and the leads of its team for the reason, with a notice."""
+        spend = _visible_spend_or_404(self.actor, id)
+        given = self.validated_body(QuestionWish)
+        people = ask_about_spend(**self.service_context, spend=spend, **given)
+        asked = [each.get_username() for each in people]
+        return self.object_response({"asked": asked}, QuestionShape, 201)
+
+
+def _visible_spend_or_404(viewer: User, pk: int) -> UnusualSpend:
+    spend = policy.visible_unusual_spend(viewer).select_related("statement").filter(pk=pk).first()
+    if spend is None:
+        raise Http404
+    return spend

@@ -24,7 +24,7 @@ from portal.reads.money.charge_line import charge_line
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.charged_months import requested_month
 from portal.services.money import budgets, months, rate_card
-from portal.wording.charge_scope_texts import usage_scope_sentence
+from portal.wording.chargeback.charge_scope_texts import usage_scope_sentence
 from portal.wording.pages import api_answers
 from telemetry.models import Price, Statement
 from telemetry.reads.chargeback import charge_condition
@@ -49,6 +49,8 @@ class UsageView(ApiView):
     def get(self, request: Request) -> Response:
         """List GPU-hours held and used by the teams that you may see."""
         query = self.validated_query(shapes.UsageQuery)
+        if "start" in query and "end" not in query:
+            raise Invalid({"end": api_answers.PERIOD_WITHOUT_END}, {"end": ""})
         checks = InputChecks()
         end = checks.aware_datetime("end", query.get("end", self.now))
         start = (

@@ -76,12 +76,21 @@ class NotificationShape(ResponseSerializer):
     kind = serializers.CharField()
     sentence = serializers.SerializerMethodField()
     numbers = numbers_field()
+    report = serializers.SerializerMethodField(
+        help_text="address of the report of the run that has ended; null for other notices"
+    )
     at = serializers.DateTimeField()
     read_at = serializers.DateTimeField(allow_null=True)
 
     def get_sentence(self, row: Notification) -> str:
         """Return the text of the notification."""
         return notice_texts.notice_sentence(row.kind, row.numbers, self.context.get("user"))
+
+    def get_report(self, row: Notification) -> str | None:
+        """Return the address of the report, below the address of the portal."""
+        if row.kind != "ended" or row.workload is None or not row.workload.attempt:
+            return None
+        return f"/api/v1/workloads/{row.workload.public_id}/report/"
 
 
 class ReadWish(StrictSerializer):

@@ -111,7 +111,7 @@ class NotificationListView(ApiView):
     )
     def get(self, request: Request) -> Response:
         """List your notices, newest first."""
-        rows = policy.visible_notifications(self.actor).order_by("-at", "-pk")
+        rows = policy.visible_notifications(self.actor).select_related("workload").order_by("-at", "-pk")
         return self.list_response(rows, shapes.NotificationShape, self.validated_query(PageQuery))
 
 

@@ -52,17 +52,21 @@ def alternative_body(other: Alternative) -> dict[str, Any]:
 
 
 class PastStartsShape(ResponseSerializer):
-    """How accurate the expected starts of workloads in a pool were."""
+    """The accuracy of the expected starts of workloads in a pool."""
 
     counted = serializers.IntegerField(
         source="started_count", help_text="number of started workloads among the latest that waited"
     )
     median_error_seconds = serializers.IntegerField(allow_null=True, source="median_error")
-    ranged = serializers.IntegerField(source="with_range", help_text="starts for which a range was published")
-    in_time = serializers.IntegerField(
-        source="started_in_range_count", help_text="starts within the published range or earlier"
+    ranged = serializers.IntegerField(
+        source="with_range", help_text="number of starts for which a range was shown"
     )
-    simulated = serializers.IntegerField(help_text="how many of ``counted`` are simulated history of a demo")
+    in_time = serializers.IntegerField(
+        source="started_in_range_count", help_text="number of starts within the shown range, or before it"
+    )
+    simulated = serializers.IntegerField(
+        help_text="the part of ``counted`` that is simulated history of a demo"
+    )
     sentence = serializers.SerializerMethodField()
 
     def get_sentence(self, past: EstimateAccuracy) -> str:
@@ -89,7 +93,7 @@ class PreviewShape(ResponseSerializer):
     price_per_hour = CurrencyAmount(allow_null=True)
     longest_cost = CurrencyAmount(allow_null=True)
     price_factor = serializers.DecimalField(
-        max_digits=14, decimal_places=8, help_text="of its priority and type; both prices include it"
+        max_digits=14, decimal_places=8, help_text="factor of its priority and type, included in both prices"
     )
     currency = serializers.CharField()
     wish = serializers.CharField(help_text="a warning if it would end after wanted_by; otherwise empty")

@@ -111,7 +111,7 @@ class AfterWish(StrictSerializer):
     workload = serializers.UUIDField(required=False, help_text="an earlier workload that you may see")
     array = serializers.UUIDField(
         required=False,
-        help_text="instead of a workload. ok: all tasks finished; not_ok: all tasks ended, not all finished",
+        help_text="an array instead of a workload. ok: all finished; not_ok: all ended, not all finished",
     )
     condition = serializers.ChoiceField(
         choices=Dependency.Condition.choices, default="ok", help_text="the required outcome"

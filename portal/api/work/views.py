@@ -16,10 +16,17 @@ from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.schema import page_schema
 from portal.api.base.serializers import EmptyBody, PageQuery, Why
 from portal.api.base.views import ApiView
-from portal.api.work import array_serializers, preview_serializers, request_serializers, workload_serializers
+from portal.api.work import (
+    array_serializers,
+    preview_serializers,
+    report_serializers,
+    request_serializers,
+    workload_serializers,
+)
 from portal.errors import Invalid
 from portal.models import ApiToken
 from portal.reads.work.job_arrays import with_task_counts
+from portal.reads.work.run_reports import run_report
 from portal.services.work import launch, workload_changes, workload_preview, workspaces
 from portal.wording import reason_texts
 from portal.wording.pages import api_answers
@@ -258,6 +265,17 @@ class WorkloadLogView(ApiView):
         return self.object_response(
             {"text": text, "next_offset": after, "ended": ended}, workload_serializers.LogShape
         )
+
+
+class WorkloadReportView(ApiView):
+    @extend_schema(operation_id="workloads_report", responses=report_serializers.WorkloadReportShape)
+    def get(self, request: Request, id: UUID) -> Response:
+        """Return what a workload used on each GPU, its waits, its cost, and what to ask for next time."""
+        workload = get_visible_or_404(_visible_workloads(self), public_id=id)
+        details = run_report(workload, self.now)
+        if details is None:
+            raise Invalid({"id": api_answers.NO_REPORT.format(name=workload.name)}, {"id": str(id)})
+        return self.object_response(details, report_serializers.WorkloadReportShape)
 
 
 class CancelWorkloadView(ApiView):

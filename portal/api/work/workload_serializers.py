@@ -178,7 +178,7 @@ class AfterShape(ResponseSerializer):
         source="on_array.public_id",
         allow_null=True,
         default=None,
-        help_text="instead of a workload: all tasks of this array",
+        help_text="the array, if it depends on all tasks of an array",
     )
     condition = serializers.ChoiceField(choices=Dependency.Condition.choices)
     settled_at = serializers.DateTimeField(allow_null=True, help_text="when the dependency ended")

@@ -435,7 +435,12 @@ class AgentConnections:
         notebooks = sum(1 for run in desired.runs if run.kind == "notebook" and run.verb != "stop")
         streams = self.streams.desired_idle_count(connection.host.id, notebooks)
         desired = dataclasses.replace(
-            desired, streams=streams, answers=connection.handled_sequence, stream_key=connection.stream_key
+            desired,
+            streams=streams,
+            answers=connection.handled_sequence,
+            stream_key=connection.stream_key,
+            # The agent measures its clock with this time. It lies between the report and its answer.
+            server_time=timezone.now().timestamp(),
         )
         frame = encode(desired)
         async with asyncio.timeout(SEND_TIMEOUT_SECONDS):

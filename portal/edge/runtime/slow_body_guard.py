@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 MAX_BODY_WAIT_SECONDS = 30.0
-# The minimum average rate. A pause of MAX_BODY_WAIT_SECONDS is too long at any rate.
+# The minimum average rate. A pause of MAX_BODY_WAIT_SECONDS is too long, whatever the rate before it was.
 MIN_BODY_BYTES_PER_SECOND = 2048
 
 T = TypeVar("T")

@@ -38,7 +38,8 @@ class FreeCapacity:
 def free_capacity(user: User, now: datetime, card: cost_totals.Prices | None = None) -> list[FreeCapacity]:
     """Return one line for each model and MIG profile in the pools that the person may use.
 
-    A model without free units has a line, too. Takes two queries, and one more for prices without ``card``.
+    A model without free units has a line, too. Takes two queries. If ``card`` is None, it also reads the
+    prices.
     """
     pools = {pool.pk: pool for pool in policy.visible_pools(user).order_by("name")}
     rows = (

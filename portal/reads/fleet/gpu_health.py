@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import QuerySet, Sum
 
 from portal import policy
 from portal.models import User
@@ -15,11 +15,12 @@ from portal.reads.fleet import host_history, mig_geometry
 from scheduler.models import Diagnostic, DiagnosticTool, Gpu, Host, Pool
 from scheduler.state.states import DiagnosticState, RepairState
 from scheduler.sync import gpu_diagnostics
-from telemetry.models import HealthEvent, HealthRule, Stray
+from telemetry.models import HealthEvent, HealthRule, ReadingFault, Stray
 
 OPEN_DIAGNOSTIC_STATES = (DiagnosticState.WANTED, DiagnosticState.RUNNING)
 MAX_STRAYS_SHOWN = 50
 MAX_EVENTS_SHOWN = 20
+FAULT_DAYS = 7
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def diagnostic_tool(pool: Pool) -> str:
 def interconnects(health: list[GpuHealth]) -> list[tuple[str, str]]:
     """Return (type of link, pairs of GPUs) for each type of link between the GPUs of a host.
 
-    Examples: ("NVLink", "0–1, 2–3"), or ("NVLink", "all") if every pair has the link.
+    Examples: ("NVLink", "0–1, 2–3"), or ("NVLink", "all") if every pair has the link
+    and there are at least three GPUs.
     """
     index = {each.gpu.uuid: each.gpu.index for each in health}
     pairs: dict[str, list[tuple[int, int]]] = {}
@@ -133,8 +135,8 @@ def interconnects(health: list[GpuHealth]) -> list[tuple[str, str]]:
 def topology_rows(health: list[GpuHealth]) -> list[tuple[str, str]]:
     """Return rows (GPUs, text) about links, PCIe lanes and NUMA nodes.
 
-    The first row has the facts that all GPUs have in common, and names no GPU. Each further row names the
-    GPUs that have the same other facts.
+    If all GPUs have facts in common, the first row has these facts and names no GPU. Each other row has the
+    remaining facts of one or more GPUs. GPUs whose remaining facts are equal share a row.
 
     Example: [("", "18 NVLinks up"), ("0 to 3", "NUMA node 0"), ("4 to 7", "NUMA node 1")].
     """
@@ -198,3 +200,29 @@ def stray_processes(viewer: User, host: Host) -> StrayProcesses:
 def maintenance_windows(host: Host, now: datetime) -> list[Any]:
     """Return the host's announced maintenance windows that are not over, the next window first."""
     return list(host.maintenance_windows.filter(end__gt=now).order_by("start", "pk"))
+
+
+def reading_faults(host: Host, now: datetime) -> list[dict[str, Any]]:
+    """Return the numbers of readings of a host that could not be stored as they arrived, in FAULT_DAYS days.
+
+    There is one row by ``reading``, ``kind`` and ``source``, with the ``count``, and with the time and the
+    value of the last one (``last_at``, ``last_value``).
+    """
+    first = (now - timedelta(days=FAULT_DAYS - 1)).astimezone(UTC).date()
+    rows = ReadingFault.objects.filter(host=host, day__gte=first, count__gt=0)
+    last = rows.order_by("reading", "kind", "source", "-last_at").distinct("reading", "kind", "source")
+    sums = {
+        (row["reading"], row["kind"], row["source"]): row["sum"]
+        for row in rows.order_by().values("reading", "kind", "source").annotate(sum=Sum("count"))
+    }
+    return [
+        {
+            "reading": row.reading,
+            "kind": row.kind,
+            "source": row.source,
+            "count": sums[row.reading, row.kind, row.source],
+            "last_at": row.last_at,
+            "last_value": row.last_value,
+        }
+        for row in last
+    ]

@@ -20,10 +20,10 @@ from portal.wording.pages import fleet_pages
 from scheduler.cycle import schedulable_hosts
 from scheduler.models import Allocation, BoundUnit, Gpu, Host, MaintenanceWindow, Team, Unit
 from scheduler.state.states import LeaseState, RepairState
+from telemetry.core.rollup import BUSY_PERCENT
 from telemetry.health.rules import event_title
 from telemetry.models import HealthEvent, HealthRule, Sample
 
-IDLE_BELOW_PERCENT = 1.0  # a held GPU with a lower utilisation counts as idle
 ATTENTION_WINDOW = timedelta(hours=24)
 
 
@@ -52,7 +52,7 @@ class GpuCell:
 
     @property
     def idle(self) -> bool:
-        return self.held > 0 and self.utilisation is not None and self.utilisation < IDLE_BELOW_PERCENT
+        return self.held > 0 and self.utilisation is not None and self.utilisation < BUSY_PERCENT
 
     @property
     def free(self) -> bool:

@@ -28,7 +28,7 @@ RECENT_SAMPLE_WINDOW = timedelta(seconds=60)  # older readings are not current
 
 def visible_host(viewer: User, name: str) -> Host | None:
     """Return the host of this name with its pool; None if the viewer may not see it."""
-    return policy.visible_hosts(viewer).select_related("pool__team").filter(name=name).first()
+    return policy.visible_hosts(viewer).select_related("pool__team", "dcgm_target").filter(name=name).first()
 
 
 def visible_or_removed_host(viewer: User, name: str) -> Host | None:
@@ -36,7 +36,8 @@ def visible_or_removed_host(viewer: User, name: str) -> Host | None:
 
     If only removed hosts have the name, return the host that was removed last. Return None without any.
     """
-    rows = policy.visible_hosts_with_removed(viewer).select_related("pool__team").filter(name=name)
+    rows = policy.visible_hosts_with_removed(viewer).filter(name=name)
+    rows = rows.select_related("pool__team", "dcgm_target")
     return rows.order_by(F("removed_at").desc(nulls_first=True), "-pk").first()
 
 

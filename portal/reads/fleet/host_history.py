@@ -66,7 +66,7 @@ class HostHistoryEntry:
 
 
 def host_history(viewer: User, host: Host) -> list[HostHistoryEntry]:
-    """Return the history, newest first. Takes five queries, and one more if there are hardware events."""
+    """Return the history, newest first. Takes four queries, and one more if there are hardware events."""
     hardware = list(HealthEvent.objects.filter(host=host).select_related("gpu").order_by("-at")[:MAX_ENTRIES])
     deeds = list(_operator_actions(host)[:MAX_ENTRIES])
     by_moment = {deed.at: deed for deed in reversed(deeds)}

@@ -16,7 +16,7 @@ from portal import policy
 from portal.input_checks import InputChecks, display_value
 from portal.models import Membership, User
 from portal.reads.money.charged_months import parse_month
-from portal.wording.pages import money_pages
+from portal.wording.pages.money import money_pages
 from scheduler.models import Pool, Project, Team, Workload, WorkloadType
 from telemetry.core.charge_model import ADJUSTMENT_BUCKETS
 from telemetry.models import Charge, ChargeBucketChoices, CostCentreShare
@@ -61,9 +61,9 @@ def _workloads(viewer: User) -> QuerySet[Any]:
     return Workload.objects.filter(Q(owner=viewer) | Q(project__team__in=led))
 
 
-# By dimension whose keys are primary keys: the objects whose charges the viewer may see. Operators see every
-# team, but not the charges of every team. If a filter allowed all teams, a page could wrongly show that a
-# team has no charges.
+# The objects whose charges the viewer may see, for each dimension whose keys are primary keys. Operators see
+# every team, but not the charges of every team. If they could filter by any team, a page could wrongly show
+# that a team has no charges.
 VISIBLE_OBJECTS: dict[str, Callable[[User], QuerySet[Any]]] = {
     "team": _teams,
     "project": _projects,
@@ -152,7 +152,10 @@ def _day(text: str, lines: QuerySet[Charge], month: date | None) -> date:
 
 
 def _corrected_month(text: str, lines: QuerySet[Charge], month: date | None) -> date | str | None:
-    """Return the corrected month as ``charge_condition`` names it. Raises ValueError for an unknown month."""
+    """Return the value of ``corrected_month`` for ``charge_condition``: a month, ANY_MONTH or None.
+
+    Raises ValueError if no visible line corrects the month.
+    """
     if text in (ANY_MONTH, NO_MONTH):
         return ANY_MONTH if text == ANY_MONTH else None
     corrected = parse_month(text)
@@ -161,7 +164,8 @@ def _corrected_month(text: str, lines: QuerySet[Charge], month: date | None) -> 
     return corrected
 
 
-# Filters whose values are no keys of objects: (text, visible lines, month) -> the value for ``where``.
+# Filters whose values are not keys of objects. Each has a function that takes the text, the visible lines and
+# the month, and returns the value for ``where``.
 LIST_FILTERS: dict[str, Callable[[str, QuerySet[Charge], date | None], Any]] = {
     "bucket": _buckets,
     "corrected_month": _corrected_month,

@@ -1,4 +1,4 @@
-"""Read a page of charge lines, each with the rows that the viewer may open."""
+"""Read a page of charge lines. Each line has its workload and host if the viewer may open their pages."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class ListedCharge:
 
 @dataclass(frozen=True)
 class ChargeLineList:
-    """A page of charge lines, and their sums in cents.
+    """A page of charge lines, and the sums of all charge lines under the same filters.
 
+    ``table`` has the sums. They are sums of the cents of cells, and include the lines of all pages.
     ``is_cut`` is True if there are more than MAX_LISTED_LINES lines; the list then has the oldest of them.
     ``shows_cost`` is True if the lines are chosen by a bucket that nobody is charged for, and the viewer may
     see the owner's cost.

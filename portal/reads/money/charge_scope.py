@@ -7,7 +7,7 @@ from typing import Literal
 
 from portal import policy
 from portal.models import Membership, User
-from portal.wording.charge_scope_texts import OTHER_VIEWERS, nothing_charged_title, scope_sentence
+from portal.wording.chargeback.charge_scope_texts import OTHER_VIEWERS, nothing_charged_title, scope_sentence
 from telemetry.models import Charge
 
 ScopeKind = Literal["all", "led_teams", "own", "none"]
@@ -16,7 +16,7 @@ SCOPE_KINDS: tuple[ScopeKind, ...] = ("all", "led_teams", "own", "none")
 
 @dataclass(frozen=True)
 class ChargeScope:
-    """Whose charges a viewer sees, like ``policy.visible_charges``.
+    """Says whose charges a viewer sees. ``policy.visible_charges`` selects these charges.
 
     - ``all``: the charges of every team.
     - ``led_teams``: the charges of the teams in ``led``, and the viewer's own charges in other teams.

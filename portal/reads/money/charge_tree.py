@@ -17,6 +17,7 @@ from portal import policy
 from portal.models import User
 from telemetry.core.amounts import ZERO
 from telemetry.models import BudgetMeasure, BudgetPeriod
+from telemetry.money.closing.statement_months import StatementMonths, load_statement_months
 from telemetry.reads.chargeback import ChargeGroup, ChargeTable, charges_by, charges_by_path
 from telemetry.reads.charges_before import (
     ChargesBefore,
@@ -52,9 +53,11 @@ class TreeQuery:
     - ``where`` are the filters of the page.
     - ``opened`` are the paths of the open rows, each with the number of rows below it that are skipped. The
       empty path is the first level.
-    - ``found`` are the paths that a search found, and ``is_search`` says that there is a search. Above a
-      found row, only the rows on the way to it are shown, unless its row is in ``whole``.
+    - ``found`` are the paths that a search found, and ``is_search`` says that there is a search. Below a
+      path that leads to a found row, only rows that lead to found rows are shown, unless ``whole`` has the
+      path.
     - ``sort`` is a value of SORT_COLUMNS.
+    - ``whole_levels`` shows all rows of an open level instead of ROWS_PER_LEVEL of them.
     """
 
     levels: tuple[str, ...]
@@ -65,6 +68,7 @@ class TreeQuery:
     found: frozenset[Path] = frozenset()
     whole: frozenset[Path] = frozenset()
     is_search: bool = False
+    whole_levels: bool = False
 
     @cached_property
     def shown(self) -> frozenset[Path]:
@@ -79,7 +83,7 @@ class TreeQuery:
 
 @dataclass(frozen=True)
 class BudgetUse:
-    """The budget of a row, and the parts of it that are spent and expected: 1.0 is all of it."""
+    """The budget of a row, with the spent and the expected amount. A share of 1.0 is the whole budget."""
 
     spent: Decimal
     forecast: Decimal | None
@@ -108,9 +112,10 @@ class BudgetUse:
 class TreeNode:
     """A row of the tree. ``path`` has the keys of the levels down to the row.
 
-    ``since`` is the charge of the compared days minus that of the month before; None without a charge then.
-    ``is_new`` says that there was none. ``corrections`` are the corrections of closed months for this row;
-    only rows of the first level have them. ``below`` is None for a closed row.
+    ``since`` is the charge of the compared days minus the charge of the same days of the month before. It is
+    None if nothing was charged on those days, or if nothing is compared. ``is_new`` is True if the months
+    are compared and nothing was charged on those days. ``corrections`` are the corrections of closed months
+    for this row; only rows of the first level have them. ``below`` is None for a closed row.
     """
 
     path: Path
@@ -125,7 +130,7 @@ class TreeNode:
 
 @dataclass(frozen=True)
 class TreeLevel:
-    """The rows below one row, of which ``nodes`` are the page that begins after ``skipped`` rows."""
+    """One page of the rows below a row: ``nodes``, which begin after ``skipped`` rows."""
 
     path: Path
     dimension: str
@@ -180,22 +185,30 @@ def tree_levels(by: str, where: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def charge_tree(
-    viewer: User, month: date, query: TreeQuery, budgets: Mapping[tuple[str, Any], BudgetUse], now: datetime
+    viewer: User,
+    month: date,
+    query: TreeQuery,
+    budgets: Mapping[tuple[str, Any], BudgetUse],
+    now: datetime,
+    months: StatementMonths | None = None,
 ) -> ChargeTree:
-    """Return the tree with its open rows. ``budgets`` are those of rows, by dimension and key.
+    """Return the tree with its open rows. ``budgets`` has the result of ``budget_uses``.
+
+    ``months`` are the statements of all months, if the caller has them.
 
     Runs a fixed number of queries for each open level, however many rows are open. Raises UnknownPathError.
     """
+    months = months or load_statement_months()
     days = compared_day_count(month, now)
-    compare = is_compared(month, days)
+    compare = is_compared(month, days, months)
     sums: dict[int, _LevelSums] = {}
     for depth in range(len(query.levels)):
         parents = [path for path in query.opened if len(path) == depth]
         if not parents:
             break
-        sums[depth] = _level_sums(viewer, month, query, parents, days, compare=compare)
+        sums[depth] = _level_sums(viewer, month, query, parents, days, months, compare=compare)
     cells = policy.visible_cells(viewer)
-    table = sums[0].tables.get(()) or charges_by(query.levels[0], month, cells, **query.where)
+    table = sums[0].tables.get(()) or charges_by(query.levels[0], month, cells, months=months, **query.where)
     return ChargeTree(
         levels=query.levels,
         root=_level(query, sums, budgets, ()),
@@ -213,14 +226,15 @@ def charge_level(
     budgets: Mapping[tuple[str, Any], BudgetUse],
     now: datetime,
 ) -> tuple[TreeLevel, ChargeTable]:
-    """Return the rows below one row, and the table of the first level, as ``charge_tree`` has them.
+    """Return the rows below one row, and the table of the first level. ``charge_tree`` would return the same.
 
     Raises UnknownPathError.
     """
     days = compared_day_count(month, now)
-    compare = is_compared(month, days)
-    sums = {len(path): _level_sums(viewer, month, query, [path], days, compare=compare)}
-    root = charges_by(query.levels[0], month, policy.visible_cells(viewer), **query.where)
+    months = load_statement_months()
+    compare = is_compared(month, days, months)
+    sums = {len(path): _level_sums(viewer, month, query, [path], days, months, compare=compare)}
+    root = charges_by(query.levels[0], month, policy.visible_cells(viewer), months=months, **query.where)
     return _level(query, sums, budgets, path), root
 
 
@@ -266,6 +280,7 @@ def _level_sums(
     query: TreeQuery,
     parents: Sequence[Path],
     days: int | None,
+    months: StatementMonths,
     *,
     compare: bool,
 ) -> _LevelSums:
@@ -273,7 +288,7 @@ def _level_sums(
     dimensions = query.levels[: len(parents[0]) + 1]
     selected = [{**query.where, **dict(zip(query.levels, path, strict=False))} for path in parents]
     cells = policy.visible_cells(viewer)
-    tables = charges_by_path(dimensions, month, cells, selected)
+    tables = charges_by_path(dimensions, month, cells, selected, months)
     missing = [path for path in parents if path and path not in tables]
     if missing:
         raise UnknownPathError(missing[0])
@@ -296,8 +311,10 @@ def _level(
         nodes = [node for node in nodes if node.path in query.shown]
     nodes.sort(key=lambda node: (node.group.name, str(node.group.key)))
     nodes.sort(key=lambda node: _sort_value(node, query.sort), reverse=query.descending)
-    skipped = min(query.opened.get(path, 0), max(len(nodes) - 1, 0))
-    shown = nodes[skipped : skipped + ROWS_PER_LEVEL]
+    skipped, shown = 0, nodes
+    if not query.whole_levels:
+        skipped = min(query.opened.get(path, 0), max(len(nodes) - 1, 0))
+        shown = nodes[skipped : skipped + ROWS_PER_LEVEL]
     return TreeLevel(
         path=path,
         dimension=dimension,
@@ -342,7 +359,7 @@ def _nodes(
 
 
 def _since(charges: ChargesBefore | None, path: Path, group: ChargeGroup) -> Decimal | None:
-    """Return the charge of the compared days minus that of the month before; None without one before."""
+    """Return the charge of the compared days minus the charge before; None if there is no charge before."""
     if charges is None or path not in charges.before:
         return None
     now = group.charged if charges.now is None else charges.now.get(path, ZERO)

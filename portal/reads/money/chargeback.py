@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from portal import policy
 from portal.models import User
-from portal.wording import budget_texts, money_texts
-from portal.wording.pages import correction_texts, money_pages
+from portal.wording import money_texts
+from portal.wording.chargeback import budget_texts
+from portal.wording.pages.money import correction_texts, money_pages
 from scheduler.models import Gpu, Pool
 from telemetry.budgets.budget_periods import period_of
 from telemetry.core.amounts import ZERO
@@ -28,21 +29,30 @@ from telemetry.models import (
     Price,
     PriceFactor,
     Statement,
+    StatementState,
 )
 from telemetry.money import shared_idle, statements
-from telemetry.money.pricing.billing_currencies import currency_of_month
+from telemetry.money.closing.statement_months import StatementMonths, load_statement_months
+from telemetry.money.reconciliation import LineSums
 from telemetry.money.refund_limits import load_refund_limits
 from telemetry.reads.budget_status import BudgetStatus, budget_statuses
 from telemetry.reads.chargeback import ChargeTable, charges_by, group_names
 from telemetry.reads.corrections import CorrectionBlock, blocks_of_table
 from telemetry.reads.prices import load_current_prices
 
-MAX_CAUSES = 3  # causes of one row; its charge lines name all of them
+MAX_CAUSES = 3  # most causes that a row shows; the charge lines of the correction name all causes
 
 
 def statement_of(month: date) -> Statement | None:
-    """Return the month's statement; None if it does not exist yet."""
-    return Statement.objects.filter(month=month).select_related("closed_by", "proposed_by").first()
+    """Return the month's statement; None if it does not exist yet.
+
+    The same query reads the people who proposed and closed it, its last rehearsal, and its last search for
+    unusual spend. The attribute ``is_simulated`` is True if a part of the charges is simulated history.
+    """
+    related = ("closed_by", "proposed_by", "rehearsal__run_by", "unusual_spend_search")
+    simulated = Charge.objects.filter(month=OuterRef("month"), simulated=True)
+    found = Statement.objects.filter(month=month).annotate(is_simulated=Exists(simulated))
+    return found.select_related(*related).first()
 
 
 def is_simulated(month: date) -> bool:
@@ -50,18 +60,29 @@ def is_simulated(month: date) -> bool:
     return Charge.objects.filter(month=month, simulated=True).exists()
 
 
-def conservation_equation(month: date) -> dict[str, Any]:
+def conservation_equation(
+    month: date,
+    months: StatementMonths | None = None,
+    statement: Statement | None = None,
+    lines: Sequence[LineSums] | None = None,
+) -> dict[str, Any]:
     """Return the check that a month's charges and losses add up to the cost of the GPUs.
 
     The equation is: charged - margin + uncharged + idle + overhead = cost. ``pools`` has the amounts of the
     equation for each pool. ``total`` has their sums over all pools. All amounts are in the currency of the
     month. ``difference`` is the left side minus the right side of the totals. ``not_sold`` in the totals is
-    idle plus uncharged. ``adjusted`` is the sum of adjustments. They are not in ``charged``, because they
-    belong to no pool.
+    idle plus uncharged. ``adjusted`` is the sum of adjustments. They are not in ``charged`` here, because
+    they belong to no pool. A caller that has already read them can pass the statements of all months
+    (``months``), the statement of the month (``statement``) and its ``month_line_sums`` (``lines``).
     """
-    totals = statements.statement_totals(month)
+    months = months or load_statement_months()
+    own = months.currency_of(month)
+    statement = statement or statement_of(month)
+    if statement is not None and statement.state == StatementState.CLOSED:
+        totals = dict(statement.totals)
+    else:
+        totals = statements.open_month_totals(month, own, lines)
     names = ("charged", "margin", "uncharged", "idle", "overhead", "cost")
-    own = currency_of_month(month)
     rows = [
         {"pool": row["pool"], **{name: Decimal(row[name]) for name in names}}
         for row in totals["pools"]
@@ -82,8 +103,11 @@ def budget_rows(viewer: User, month: date, now: datetime) -> list[dict[str, Any]
     current = Q()
     for period in BudgetPeriod.values:
         current |= Q(period=period, month=period_of(period, month))
-    rows = list(policy.visible_budgets(viewer).filter(current).select_related("team", "project"))
-    statuses = budget_statuses(rows, now)
+    visible = policy.visible_budgets(viewer).filter(current)
+    rows = list(visible.select_related("team", "project", "spend_forecast"))
+    statuses = budget_statuses(
+        rows, now, {budget.pk: getattr(budget, "spend_forecast", None) for budget in rows}
+    )
     found = []
     for budget in rows:
         view = statuses[budget.pk]
@@ -149,7 +173,7 @@ def correction_rows(
     ``table`` is the table by cost centre with these filters, if the caller has it.
     """
     if table is None:
-        table = charges_by("cost_centre", month, policy.visible_cells(viewer), **where)
+        table = charges_by("cost_centre", month, policy.visible_cells(viewer), with_names=False, **where)
     return [
         CorrectionRow(
             block=block,

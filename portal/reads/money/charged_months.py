@@ -8,7 +8,7 @@ from django.db.models import Min
 
 from portal.errors import Invalid
 from portal.input_checks import display_value
-from portal.wording.pages import money_pages
+from portal.wording.pages.money import money_pages
 from telemetry.models import Charge
 from telemetry.money.billing_months import month_of
 
@@ -19,12 +19,13 @@ def first_charged_month(now: datetime) -> date:
     return min(first, month_of(now)) if first else month_of(now)
 
 
-def requested_month(text: str, now: datetime) -> date:
+def requested_month(text: str, now: datetime, first: date | None = None) -> date:
     """Return the first day of a month such as ``2026-03``.
 
-    Raises Invalid if the text is no month, or if the month is before the first charge or in the future.
+    ``first`` is the first month with a charge, if the caller has it. Raises Invalid if the text is no month,
+    or if the month is before the first charge or in the future.
     """
-    first, last = first_charged_month(now), month_of(now)
+    first, last = first or first_charged_month(now), month_of(now)
     month = parse_month(text)
     if month is None or not first <= month <= last:
         words = money_pages.MONTH_NOT_CHARGED if month else money_pages.NOT_A_MONTH

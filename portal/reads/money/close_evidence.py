@@ -13,7 +13,7 @@ from django.urls import reverse
 
 from portal.reads.money.chargeback import statement_of
 from portal.reads.money.unmapped import UnmappedPayer, unmapped_in_month
-from portal.wording.pages import close_texts
+from portal.wording.pages.money import close_texts
 from telemetry.models import CloseProposal, MonthRehearsal, Statement, StatementState
 from telemetry.money.billing_months import month_bounds
 from telemetry.money.close_checks import (
@@ -44,9 +44,9 @@ class CloseRehearsal:
 
     ``over`` is True if the month has ended at ``ends_at``. ``audited`` is True if the checks include the
     audit. ``proposal`` is the present proposal. Another person may carry it out until ``expires_at``. The
-    slow checks are those of the rehearsal ``stored``; None if all checks ran now, or if none is stored. The
-    result ``ok`` of a slow check that never ran is None. ``unmapped`` are the payers that keep the month
-    open, with the people who must act.
+    results of the slow checks come from the rehearsal ``stored``. ``stored`` is None if all checks ran now,
+    or if no rehearsal is stored. The result ``ok`` of a slow check that never ran is None. ``unmapped`` are
+    the payers that keep the month open, with the people who must act.
     """
 
     month: date
@@ -165,6 +165,17 @@ def check_evidence(
             for payer in unmapped
         ]
     return [item for name, make in _ITEMS.items() if name in check["figures"] for item in make(check, month)]
+
+
+def focus_evidence(stored: MonthRehearsal | None) -> list[dict[str, Any]]:
+    """Return the result of the rules of FOCUS like a check with its evidence; [] without a result."""
+    if stored is None or stored.focus is None:
+        return []
+    broken = stored.focus["broken"]
+    texts = broken or [close_texts.FOCUS_ROWS.format(rows=stored.focus["rows"])]
+    return [
+        {"check": close_texts.FOCUS, "ok": not broken, "evidence": [EvidenceItem(text) for text in texts]}
+    ]
 
 
 def _host_items(check: Mapping[str, Any], month: date) -> Iterator[EvidenceItem]:

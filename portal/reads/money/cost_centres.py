@@ -66,9 +66,9 @@ class PaidPeriod:
 
 @dataclass(frozen=True)
 class PaidMonth:
-    """The charges of a cost centre on the statement of a month.
+    """The charges of a cost centre on the statement of a month in one currency.
 
-    ``currency`` is empty while the month is open.
+    Corrections of a month with another currency are rows of their own.
     """
 
     month: date
@@ -105,12 +105,12 @@ def paid_periods(viewer: User, code: str, now: datetime) -> list[PaidPeriod]:
 
 
 def paid_months(code: str) -> list[PaidMonth]:
-    """Return the charges of a cost centre by month, newest first."""
+    """Return the charges of a cost centre by month and currency, newest first."""
     sums = (
         StatementLine.objects.filter(cost_centre=code)
-        .values_list("statement__month", "statement__state", "statement__currency")
+        .values_list("statement__month", "statement__state", "currency")
         .annotate(total=Sum("charged_cents"))
-        .order_by("-statement__month")
+        .order_by("-statement__month", "currency")
     )
     return [PaidMonth(*row) for row in sums]
 

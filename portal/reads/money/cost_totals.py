@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import F, Q, QuerySet, Sum, Value
 
 from scheduler.models import Allocation, Team
 from telemetry.core.amounts import round_amount
@@ -41,13 +41,7 @@ def workload_costs(
     without a price is absent from the result, because its cost is unknown.
     """
     these = {f"{of}__in": ids}
-    sums: dict[int, CurrencySums] = defaultdict(dict)
-    cells = ChargeCell.objects.filter(**these).values_list(f"{of}_id", "line__currency")
-    for pk, currency, amount in cells.annotate(sum=Sum("charged_cents")).order_by(
-        f"{of}_id", "line__currency"
-    ):
-        sums[pk][currency] = amount
-    unknown = set(Charge.objects.filter(**these, price=None).values_list(f"{of}_id", flat=True))
+    sums, unknown = _charged_so_far(these, f"{of}_id")
     held = Allocation.objects.filter(**these).filter(
         Q(period__upper_inf=True)
         | Q(unit__gpu__charged__isnull=True)
@@ -63,6 +57,21 @@ def workload_costs(
         for pk, costs in sums.items()
         if pk not in unknown
     }
+
+
+def _charged_so_far(these: Mapping[str, Any], key: str) -> tuple[dict[int, CurrencySums], set[int]]:
+    """Return the charged amounts by ``key``, and the keys with a charge line that has no price."""
+    cells = ChargeCell.objects.filter(**these).values_list(key, "line__currency")
+    unpriced = Charge.objects.filter(**these, price=None).values_list(key, Value("")).distinct()
+    sums: dict[int, CurrencySums] = defaultdict(dict)
+    unknown = set()
+    rows = cells.annotate(sum=Sum("charged_cents")).union(unpriced.annotate(sum=Value(Decimal(0))), all=True)
+    for pk, currency, amount in sorted(rows):
+        if currency:
+            sums[pk][currency] = amount
+        else:
+            unknown.add(pk)
+    return sums, unknown
 
 
 def _uncharged_time(

@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 
 from portal import policy
 from portal.models import User
-from portal.wording.pages import correction_texts
+from portal.wording.pages.money import correction_texts
 from telemetry.core.amounts import ZERO
 from telemetry.models import CostCentreStatement
 from telemetry.reads.corrections import correction_blocks

@@ -15,9 +15,9 @@ from portal.models import Organisation, User
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.documents import correction_reasons, visible_documents
 from portal.wording.money_texts import adjustment_people, document_facts, signatures, work_text
-from portal.wording.pages import export_texts
-from portal.wording.pages.correction_texts import cause_sentence
-from portal.wording.pages.statement_texts import PART_LABELS, group_title
+from portal.wording.pages.money import export_texts
+from portal.wording.pages.money.correction_texts import cause_sentence
+from portal.wording.pages.money.statement_texts import PART_LABELS, group_title
 from telemetry.core.csv_text import CsvDialect
 from telemetry.exports.documents.month_documents import month_documents
 from telemetry.exports.export_model import (
@@ -81,7 +81,7 @@ def export_download(
         code = str(where["cost_centre"])
         currencies = document_currencies(viewer, month, code)
         options = replace(options, document_currency=_checked_currency(given, month, code, currencies))
-        # Not every system allows other characters.
+        # Other characters are not allowed in file names on every system.
         parts_of_name.append(re.sub(r"[^A-Za-z0-9-]+", "-", code))
         parts_of_name += [options.document_currency] if len(currencies) > 1 else []
     file_name = _file_name(kind, month, parts_of_name, month_state(month, currency).label)
@@ -109,9 +109,9 @@ def _wants_checksum(given: Mapping[str, str]) -> bool:
 
 
 def document_currencies(viewer: User, month: date, code: str) -> list[str]:
-    """Return the currencies of the visible statements of a cost centre in a month, that of the month first.
+    """Return the currencies of a cost centre's visible statements in a month. The month's own comes first.
 
-    People who see all charges also get those of an open month.
+    People who see all charges also get the currencies of the provisional statements of an open month.
     """
     if not policy.sees_all_charges(viewer):
         rows = visible_documents(viewer, month).filter(cost_centre=code)
@@ -121,7 +121,7 @@ def document_currencies(viewer: User, month: date, code: str) -> list[str]:
 
 
 def _checked_currency(given: Mapping[str, str], month: date, code: str, currencies: list[str]) -> str:
-    """Return the currency of the statement that ``given`` asks for. Only one of several must be named."""
+    """Return the currency of the statement that ``given`` asks for. It may be absent if there is only one."""
     checks = InputChecks()
     if not currencies:
         message = export_texts.NO_STATEMENT.format(field="cost_centre", given=code, month=month)

@@ -12,7 +12,7 @@ from django.db.models import Q, QuerySet, Sum
 
 from portal.models import Membership, User
 from portal.reads.money.cost_centres import form_key, key_of, visible_payers
-from portal.wording.pages import cost_centre_pages
+from portal.wording.pages.money import cost_centre_pages
 from scheduler.models import Pool, Project, Team
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.cost_centres.splits import Payer, load_all_splits
@@ -52,7 +52,7 @@ def unmapped_payers(viewer: User, now: datetime) -> list[UnmappedPayer]:
 def unmapped_in_month(month: date) -> list[UnmappedPayer]:
     """Return the payers whose charges of an open month have no cost centre, highest charge first.
 
-    A team that pays for idle time without a cost centre is a payer too. For people who see all charges.
+    A team without a cost centre that pays for idle time is a payer, too. Only for people who see all charges.
     """
     lines = _unmapped_lines().filter(statement__month=month)
     charged = _unmapped_charges(lines)

@@ -11,11 +11,13 @@ from django.db.models import QuerySet
 from django.urls import reverse
 
 from portal import policy
-from portal.models import Membership, User
-from portal.wording.pages import unusual_texts
-from telemetry.core.unusual_spend import HIGH_DAY_FACTOR, NOT_TAKEN_SHARE
+from portal.models import AuditEvent, Membership, User
+from portal.models.audit import QUESTION_VERB
+from portal.wording.pages.money import unusual_texts
+from telemetry.core.spending.unusual_spend import HIGH_DAY_FACTOR, NOT_TAKEN_SHARE
 from telemetry.models import (
     SPEND_TO_EXPLAIN,
+    Statement,
     UnusualSpend,
     UnusualSpendExplanation,
     UnusualSpendKind,
@@ -40,7 +42,7 @@ class UnusualRow:
 
     @property
     def detail(self) -> str:
-        """Return the evidence as a sentence; "" for spend that explains itself."""
+        """Return the evidence as a sentence; "" for kinds that need no reason."""
         return unusual_texts.detail(self.spend.kind, self._numbers)
 
     @property
@@ -60,7 +62,7 @@ class UnusualRow:
 
     @property
     def needs_explanation(self) -> bool:
-        """Return True if a person must explain it, or did so."""
+        """Return True if a person must explain it. Stays True when it is explained."""
         return self.spend.kind in SPEND_TO_EXPLAIN
 
     @property
@@ -77,11 +79,15 @@ class UnusualRow:
 
 @dataclass(frozen=True)
 class UnusualOverview:
-    """The unusual spend of a month that a viewer may see. ``searched_at`` is None before the first search."""
+    """The unusual spend of a month that a viewer may see. ``searched_at`` is None before the first search.
+
+    ``may_ask`` is True if the viewer may ask the people who know the reason.
+    """
 
     rows: tuple[UnusualRow, ...]
     searched_at: datetime | None
     closed: bool = False
+    may_ask: bool = False
 
     @property
     def open(self) -> list[UnusualRow]:
@@ -95,7 +101,7 @@ class UnusualOverview:
 
     @property
     def self_explained(self) -> list[UnusualRow]:
-        """Return the rows that explain themselves."""
+        """Return the rows that need no explanation by a person."""
         return [row for row in self.rows if not row.needs_explanation and row.explanation is None]
 
     @property
@@ -115,15 +121,24 @@ class UnusualOverview:
         return unusual_texts.finding(*counts, closed=self.closed)
 
 
-def unusual_overview(viewer: User, month: date, *, closed: bool = False) -> UnusualOverview:
+def unusual_overview(
+    viewer: User, month: date, *, closed: bool = False, statement: Statement | None = None
+) -> UnusualOverview:
     """Return the unusual spend of a month that a viewer may see. Runs at most four queries.
 
-    In a closed month, nobody may explain it any more.
+    In a closed month, nobody may explain it any more. ``statement`` is that of the month with its last
+    search, if the caller has it.
     """
     found = policy.visible_unusual_spend(viewer).filter(statement__month=month)
-    search = UnusualSpendSearch.objects.filter(statement__month=month).first()
+    if statement is not None:
+        search: UnusualSpendSearch | None = getattr(statement, "unusual_spend_search", None)
+    else:
+        search = UnusualSpendSearch.objects.filter(statement__month=month).first()
     return UnusualOverview(
-        tuple(unusual_rows(viewer, found, month, closed)), search.searched_at if search else None, closed
+        tuple(unusual_rows(viewer, found, month, closed)),
+        search.searched_at if search else None,
+        closed,
+        policy.may(viewer, "unusual_spend.explain_all"),
     )
 
 
@@ -145,6 +160,12 @@ def unusual_rows(viewer: User, found: QuerySet[UnusualSpend], month: date, close
         )
         for each in spends
     ]
+
+
+def questions_about(viewer: User, spend: UnusualSpend) -> QuerySet[AuditEvent]:
+    """Return the visible questions of finance about unusual spend, newest first."""
+    target = f"{spend._meta.model_name}:{spend.pk}"
+    return policy.visible_audit(viewer).filter(verb=QUESTION_VERB, target=target).order_by("-at", "-pk")
 
 
 def _explained_teams(viewer: User) -> set[int] | None:

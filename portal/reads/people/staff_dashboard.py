@@ -35,7 +35,7 @@ class OperationsDashboard:
     troubled: list[Host]
     waiting: list[Workload]
     waiting_count: int
-    unserved: list[Reservation]  # without their GPUs, or at risk of not getting them
+    unserved: list[Reservation]  # they lack GPUs now, or are at risk
     mass_silence: MassSilence | None
 
 
@@ -105,6 +105,17 @@ def money_dashboard(user: User, now: datetime) -> MoneyDashboard | None:
     """
     if not policy.sees_all_charges(user):
         return None
+    lines = team_month_costs(now)
+    by_charge = sorted(lines, key=lambda line: (-line.spent, line.team.name))
+    return MoneyDashboard(month_of(now), by_charge, waiting_months(now))
+
+
+def team_month_costs(now: datetime) -> list[TeamMonthCost]:
+    """Return this month's charges of every team, with its budget and its forecast, sorted by name.
+
+    A removed team is listed only if it has charges in this month. The amounts are in the currency of the
+    present month.
+    """
     month = month_of(now)
     teams = list(Team.with_removed.order_by("name"))
     spent = cost_totals.team_spending(teams, month)
@@ -119,7 +130,7 @@ def money_dashboard(user: User, now: datetime) -> MoneyDashboard | None:
             currency=currency_at(now),
         ).select_related("spend_forecast")
     }
-    lines = [
+    return [
         TeamMonthCost(
             team,
             spent.get(team.pk, Decimal(0)),
@@ -128,8 +139,6 @@ def money_dashboard(user: User, now: datetime) -> MoneyDashboard | None:
         )
         for team in teams
     ]
-    by_charge = sorted(lines, key=lambda line: (-line.spent, line.team.name))
-    return MoneyDashboard(month, by_charge, waiting_months(now))
 
 
 def _expected(budget: Budget | None, spent: Decimal) -> Decimal | None:

@@ -20,7 +20,7 @@ class ManualStop:
 
 
 def is_manual_stop(workload: Workload) -> bool:
-    """Return True if a person stopped the workload or is stopping it, rather than the engine."""
+    """Return True if a person, not the engine, stopped the workload or is stopping it."""
     return ReasonCode.CANCELLED in (workload.outcome, workload.stop_requested)
 
 

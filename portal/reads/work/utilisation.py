@@ -6,12 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from django.db.models import Max, Min, Sum
-from django.db.models.functions import Trunc
-
-from scheduler.models import Allocation
-from telemetry.models import Rollup
-from telemetry.reads.live_readings import LiveUnitReading, live_unit_readings
+from telemetry.reads.live_readings import LiveUnitReading, live_unit_readings, minutes_of_workloads
 
 UTILISATION_WINDOW = timedelta(hours=2)
 UTILISATION_STEP = timedelta(minutes=2)
@@ -40,18 +35,9 @@ def utilisation_of(
     if not workloads:
         return {}
     since = (now - UTILISATION_WINDOW).replace(second=0, microsecond=0)
-    rows = (
-        Rollup.objects.filter(
-            resolution=Rollup.Resolution.MINUTE, bucket__gte=since, allocation__workload__in=workloads
-        )
-        .annotate(minute=Trunc("bucket", "minute"))
-        .values_list("allocation__workload_id", "minute")
-        .annotate(used=Sum("utilisation_seconds"), covered=Sum("covered_seconds"))
-        .order_by("minute")
-    )
     gathered: dict[int, list[tuple[datetime, float | None, float]]] = {}
-    for workload, minute, used, covered in rows:
-        gathered.setdefault(workload, []).append((minute, used, covered or 0.0))
+    for workload, minute, used, covered in minutes_of_workloads(workloads, since, now):
+        gathered.setdefault(workload, []).append((minute, used, covered))
     readings = latest_utilisation(workloads, hosts, now)
     return {
         pk: WorkloadUtilisation(_values(gathered.get(pk, []), since), *readings.get(pk, (None, None)))
@@ -100,30 +86,3 @@ def _values(readings: Sequence[tuple[datetime, float | None, float]], since: dat
     while values and values[-1] is None and len(values) > steps - 2:
         values.pop()
     return values
-
-
-def utilisation_history(workload: int, now: datetime) -> list[tuple[datetime, float | None, float | None]]:
-    """Return the points (time, utilisation, maximum memory in MiB) of a workload's chart, oldest first.
-
-    There is one point per minute if the workload began less than six hours ago, otherwise one per hour. Only
-    the latest 1500 points are returned.
-    """
-    first = Allocation.objects.filter(workload=workload).aggregate(first=Min("period__startswith"))["first"]
-    resolution = (
-        Rollup.Resolution.MINUTE
-        if first is None or now - first < timedelta(hours=6)
-        else Rollup.Resolution.HOUR
-    )
-    rows = (
-        Rollup.objects.filter(resolution=resolution, allocation__workload=workload)
-        .values_list("bucket")
-        .annotate(
-            used=Sum("utilisation_seconds"), covered=Sum("covered_seconds"), memory=Max("memory_used_max_mib")
-        )
-        .order_by("-bucket")[:1500]
-    )
-    found = [
-        (bucket, used / covered if used is not None and covered else None, memory)
-        for bucket, used, covered, memory in rows
-    ]
-    return found[::-1]

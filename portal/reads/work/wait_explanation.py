@@ -83,8 +83,8 @@ class AlternativeWindow:
 class WaitExplanation:
     """The explanation why a workload waits.
 
-    ``sooner`` are changed requests that would start earlier, ``fairness`` the use of each team. ``ahead`` are
-    the visible workloads ahead in the queue, at most MAX_WORKLOADS_AHEAD. ``ahead_more`` is the number of
+    ``sooner`` are changed requests that would start earlier. ``fairness`` has the use of each team. ``ahead``
+    are the visible workloads ahead in the queue, at most MAX_WORKLOADS_AHEAD. ``ahead_more`` is the number of
     all other workloads ahead. ``never`` is set if the workload could not start even if all other work ended.
     """
 

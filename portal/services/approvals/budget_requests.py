@@ -1,4 +1,4 @@
-"""Submit requests for another budget of a team."""
+"""Submit requests to change a team's budget."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def request_budget(
     why: str = "",
     via: str = "web",
 ) -> Submission:
-    """Request another limit for a team in the period that begins at ``month``. Finance decides.
+    """Request a new limit of a team's budget in the period that begins at ``month``. Finance decides.
 
     The request does not change the action of an existing budget, such as "notify". Raises Invalid,
     NotAllowed. Raises OperationRejected if an equal request is waiting.
@@ -80,7 +80,7 @@ def request_budget(
 
 
 def budget_before(team: Team, payload: dict[str, Any]) -> Budget | None:
-    """Return the budget that a request would change; None if the team has no such budget."""
+    """Return the present budget, which the request would change; None without a budget for this period."""
     return Budget.objects.filter(
         team=team,
         period=payload["period"],

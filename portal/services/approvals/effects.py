@@ -21,7 +21,8 @@ from portal.services.calendar import (
     recurring_reservations,
     reservation_checks,
 )
-from portal.wording import budget_texts, formatting, reason_texts, request_texts
+from portal.wording import formatting, reason_texts, request_texts
+from portal.wording.chargeback import budget_texts
 from portal.wording.pages import calendar_pages
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler import services as scheduling

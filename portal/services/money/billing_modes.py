@@ -31,10 +31,10 @@ def set_billing_mode(
     why: str = "",
     via: str = "web",
 ) -> TeamBillingMode:
-    """Set the billing mode of a team from a month on that is not closed.
+    """Set the billing mode of a team, starting with a month that is not closed.
 
     The lines of open months follow at once. Raises Invalid, NotAllowed. Raises OperationRejected if an
-    approved credit of charges of another mode is on the statement of such a month.
+    approved credit in an open month would then have another mode than the charges that it gives back.
     """
     policy.require(actor, "billing.change")
     checks = InputChecks()
@@ -76,7 +76,7 @@ def set_billing_mode(
 
 
 def billing_modes() -> QuerySet[TeamBillingMode]:
-    """Return the billing modes of all teams, newest first month first."""
+    """Return the billing modes of all teams. The mode with the latest first month comes first."""
     rows = TeamBillingMode.objects.select_related("team", "created_by")
     return rows.order_by("-first_month", "-pk")
 

@@ -78,7 +78,7 @@ def set_billing_zone(
 ) -> BillingZone:
     """Set the time zone of billing months from ``first_month`` on. ``first_month`` must not have begun.
 
-    It starts at the end of the previous month, which is still in the old zone. Raises Invalid, NotAllowed.
+    The first month starts when the previous month ends in the old zone. Raises Invalid, NotAllowed.
     Raises OperationRejected if another person has just added a zone for the same or a later month.
     """
     policy.require(actor, "billing.change")

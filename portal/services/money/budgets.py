@@ -52,6 +52,10 @@ def set_budget(
     checks = InputChecks()
     if sum((team is not None, project is not None, cost_centre != "")) != 1:
         checks.note("team", None, administration_problems.ONE_BUDGET_OWNER)
+    owning_team = project.team if project else team
+    if owning_team is not None and not Team.objects.filter(pk=owning_team.pk).exists():
+        problem = administration_problems.BUDGET_OF_REMOVED_TEAM.format(team=owning_team.name)
+        checks.note("project" if project else "team", owning_team.name, problem)
     if cost_centre:
         known = list(CostCentre.objects.order_by("code").values_list("code", flat=True))
         cost_centre = checks.choice("cost_centre", cost_centre, known)

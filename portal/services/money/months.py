@@ -16,6 +16,7 @@ from portal.services import audit
 from portal.services.money.billing_settings import billing_organisation, statement_terms
 from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
+from telemetry.exports.focus.rehearsal import check_rehearsed_files
 from telemetry.models import CloseProposal, MonthRehearsal, Statement, StatementState
 from telemetry.money import statements
 from telemetry.money.billing_months import month_of
@@ -51,7 +52,8 @@ def close_month(
     why = checks.text("why", why, least=0, most=1000, lines=True)
     reason = checks.text("missing_samples_reason", missing_samples_reason, least=0, most=1000, lines=True)
     checks.done()
-    if not two_people:  # otherwise the proposal has required them, and its lines must not have changed
+    # If two people close, propose_close has required them, and the close is refused if lines changed since.
+    if not two_people:
         _require_cost_centres(month)
     with transaction.atomic():
         statement = statements.close_month(
@@ -123,7 +125,7 @@ def propose_close(
 
 
 def rehearse_close(*, actor: User, month: date, now: datetime, via: str = "web") -> MonthRehearsal:
-    """Run all checks of a close with the audit, store the results and return them.
+    """Run all checks of a close with the audit and the rules of FOCUS, store the results and return them.
 
     The ledger does not change. The month may be in progress. Raises NotAllowed, and OperationRejected if the
     month is closed or has no charge.
@@ -135,7 +137,7 @@ def rehearse_close(*, actor: User, month: date, now: datetime, via: str = "web")
         raise OperationRejected("month_has_no_charge", numbers, field="month")
     if statement.state == StatementState.CLOSED:
         raise OperationRejected("month_is_closed", numbers, field="month")
-    return rehearsals.rehearse_month(statement, now, actor)
+    return check_rehearsed_files(rehearsals.rehearse_month(statement, now, actor))
 
 
 def set_idle_payer(
@@ -170,9 +172,9 @@ def set_idle_payer(
 
 
 def _require_cost_centres(month: date) -> None:
-    """Refuse to close a month whose charges have no cost centre, with the people who must act.
-
-    The check of the close is stricter. It also reads charge lines, but it does not know the people.
+    """Raise OperationRejected if charges of the month have no cost centre. The error names the people who
+    must act. The checks of a close find the same fault later, and more cases of it, but do not know the
+    people.
     """
     unmapped = [{"name": each.name, "who_acts": each.who_acts} for each in unmapped_in_month(month)]
     if unmapped:

@@ -40,9 +40,9 @@ def set_price_factor(
     """Set a price factor for one priority or one workload type, from ``valid_from`` on.
 
     Past factors never change, so ``valid_from`` must not be before the end of the pool's charged time.
-    Without ``pool``, the factor applies to all shared pools, and the charged time of all pools counts. Raises
-    Invalid, NotAllowed. Raises OperationRejected if the priority or the type has a factor with the same
-    ``valid_from``.
+    Without ``pool``, the factor applies to all shared pools. Then ``valid_from`` must not be before the end
+    of the charged time of any pool. Raises Invalid, NotAllowed. Raises OperationRejected if the priority or
+    the type has a factor with the same ``valid_from``.
     """
     policy.require(actor, "price.change")
     checks = InputChecks()

@@ -8,9 +8,10 @@ from datetime import datetime, timedelta
 from django.db import transaction
 from django.db.models import F, Q
 
-from portal import policy
+from portal import locks, policy
 from portal.input_checks import InputChecks
-from portal.models import User
+from portal.models import Membership, User
+from portal.models.audit import QUESTION_VERB
 from portal.services import audit
 from scheduler.core.rejection import OperationRejected
 from telemetry.models import (
@@ -31,13 +32,15 @@ KEY = ("kind", "project_id", "user_id", "workload_name", "subject", "first_day")
 def search_next_month(now: datetime) -> int | None:
     """Search the month whose last search is the oldest, and return the number of findings.
 
-    Open months are searched again each hour. A closed month is searched until a search after its close.
-    Return None if no month is due.
+    Open months are searched again each hour, and a month once after its close. A month that was never
+    searched is due at once. Return None if no month is due.
     """
-    again = Q(unusual_spend_search__searched_at__lte=now - SEARCH_INTERVAL, state=StatementState.OPEN)
-    closed = Q(unusual_spend_search=None)
-    oldest = F("unusual_spend_search__searched_at").asc(nulls_first=True)
-    due = Statement.objects.filter(again | closed).order_by(oldest, "-month")
+    searched_at = "unusual_spend_search__searched_at"
+    again = Q(**{f"{searched_at}__lte": now - SEARCH_INTERVAL}, state=StatementState.OPEN)
+    after_close = Q(**{f"{searched_at}__lt": F("closed_at")}, state=StatementState.CLOSED)
+    oldest = F(searched_at).asc(nulls_first=True)
+    due = Statement.objects.filter(again | after_close | Q(unusual_spend_search=None))
+    due = due.order_by(oldest, "-month")
     statement = due.first()
     return None if statement is None else refresh_unusual_spend(statement, now)
 
@@ -60,7 +63,7 @@ def _store(statement: Statement, found: Sequence[FoundSpend], now: datetime) -> 
         for each in found
     }
     old = {tuple(getattr(row, name) for name in KEY): row for row in statement.unusual_spend.all()}
-    gone = [row.pk for key, row in old.items() if key not in rows]
+    gone = locks.lock_unusual_spend([row.pk for key, row in old.items() if key not in rows])
     UnusualSpend.objects.filter(pk__in=gone, explanations=None).delete()
     made = []
     for key, each in rows.items():
@@ -77,8 +80,42 @@ def _store(statement: Statement, found: Sequence[FoundSpend], now: datetime) -> 
         else:
             columns = dict(zip(KEY, key, strict=True))
             made.append(UnusualSpend(statement=statement, found_at=now, **columns, **values))
-    # A concurrent search may have stored the same.
+    # A concurrent search may have stored the same rows.
     UnusualSpend.objects.bulk_create(made, ignore_conflicts=True)
+
+
+def people_to_ask(spend: UnusualSpend) -> list[User]:
+    """Return the active people who can explain unusual spend: its person, and the leads of its team."""
+    leads = Membership.objects.filter(team=spend.team_id, role=Membership.Role.LEAD).values("user")
+    people = User.objects.filter(Q(pk__in=leads) | Q(pk=spend.user_id), is_active=True)
+    return list(people.order_by("username"))
+
+
+def ask_about_spend(
+    *, actor: User, spend: UnusualSpend, question: str, now: datetime, via: str = "web"
+) -> list[User]:
+    """Ask the people who can explain unusual spend, with a notice. Return these people.
+
+    The audit record is the question; ``portal.notices.closes`` makes notices from it. Raises Invalid,
+    NotAllowed. Raises OperationRejected if nobody can be asked.
+    """
+    policy.require(actor, "unusual_spend.explain_all")
+    checks = InputChecks()
+    question = checks.text("question", question, least=3, most=1000, lines=True)
+    checks.done()
+    people = [each for each in people_to_ask(spend) if each.pk != actor.pk]
+    if not people:
+        raise OperationRejected("spend_has_nobody_to_ask", {"subject": spend.subject}, field="question")
+    audit.record(
+        actor=actor,
+        via=via,
+        now=now,
+        verb=QUESTION_VERB,
+        target=spend,
+        why=question,
+        after={"asked": [each.get_username() for each in people]},
+    )
+    return people
 
 
 def explain_unusual_spend(
@@ -86,8 +123,8 @@ def explain_unusual_spend(
 ) -> UnusualSpendExplanation:
     """Store a person's reason for unusual spend. A later reason takes the place of an earlier one.
 
-    Raises Invalid, NotAllowed. Raises OperationRejected if the month is closed, or if the spend explains
-    itself.
+    Raises Invalid, NotAllowed. Raises OperationRejected if the month is closed, if the spend needs no
+    explanation, or if a search has deleted it meanwhile.
     """
     policy.require(actor, "unusual_spend.explain", spend)
     checks = InputChecks()
@@ -97,9 +134,10 @@ def explain_unusual_spend(
     if spend.kind not in SPEND_TO_EXPLAIN:
         raise OperationRejected("spend_explains_itself", numbers, field="reason")
     with transaction.atomic():
-        statement = Statement.objects.get(pk=spend.statement_id)
-        if statement.state == StatementState.CLOSED:
+        if locks.lock_statement_state(spend.statement_id) == StatementState.CLOSED:
             raise OperationRejected("month_is_closed", numbers, field="reason")
+        if not locks.lock_unusual_spend([spend.pk]):
+            raise OperationRejected("spend_is_not_unusual", numbers, field="reason")
         row = UnusualSpendExplanation.objects.create(spend=spend, reason=reason, author=actor, at=now)
         audit.record(
             actor=actor,

@@ -83,12 +83,28 @@ def token_in_force(text: str, now: datetime) -> ApiToken | None:
 
     The time of the token's last use is stored, at most once a minute.
     """
-    token = ApiToken.objects.select_related("user").filter(token_hash=hash_token(text)).first()
+    token = _token_of_text(text)
     if token is None or not token.is_in_force(now):
         return None
     if token.last_used_at is None or now - token.last_used_at > timedelta(minutes=1):
         ApiToken.objects.filter(pk=token.pk).update(last_used_at=now)
     return token
+
+
+def expired_token(text: str, now: datetime) -> ApiToken | None:
+    """Return the token with this text if it has expired. Return None if it was revoked, too."""
+    token = _token_of_text(text)
+    if token is None or token.revoked_at is not None or not token.user.is_active:
+        return None
+    return token if token.expires_at is not None and token.expires_at <= now else None
+
+
+def _token_of_text(text: str) -> ApiToken | None:
+    """Return the token with this text.
+
+    The database compares hashes, so the duration of the comparison says nothing about the text of a token.
+    """
+    return ApiToken.objects.select_related("user").filter(token_hash=hash_token(text)).first()
 
 
 def hash_token(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Render the page on which a team lead requests another budget."""
+"""Render the page on which a team lead requests a new budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from portal.reads.money import chargeback as reads
 from portal.services.approvals import budget_requests as verbs
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
-from portal.wording.pages import calendar_pages, money_pages
+from portal.wording.pages import calendar_pages
+from portal.wording.pages.money import money_pages
 from telemetry.money.billing_months import month_of
 
 
@@ -42,7 +43,7 @@ class BudgetRequestForm(ServiceForm):
 
 @sign_in_required
 def request_budget(request: HttpRequest, slug: str) -> HttpResponseBase:
-    """Show or submit a team lead's request for another budget. Finance decides about the request."""
+    """Show or submit a team lead's request for a new budget. Finance decides about the request."""
     user, now = current_user(request), timezone.now()
     team = get_object_or_404(policy.visible_teams(user), slug=slug)
     policy.require(user, "budget.request", team)

@@ -1,4 +1,4 @@
-"""Render the page on which a team lead requests another quota."""
+"""Render the page on which a team lead requests a new quota."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class QuotaRequestForm(ServiceForm):
 
 @sign_in_required
 def request_quota(request: HttpRequest, slug: str) -> HttpResponseBase:
-    """Show or submit a team lead's request for another guarantee. An operator decides about the request."""
+    """Show or submit a team lead's request for a new guarantee. An operator decides about the request."""
     user = current_user(request)
     team = get_object_or_404(policy.visible_teams(user), slug=slug)
     policy.require(user, "quota.request", team)

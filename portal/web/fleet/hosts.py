@@ -23,6 +23,8 @@ from portal.reads.fleet import gpu_health, host_history
 from portal.reads.fleet import host_details as reads
 from portal.services.fleet import host_effects
 from portal.services.fleet import hosts as verbs
+from portal.web.components.quantities import grouped
+from portal.web.fleet.host_use import gpu_counter_rows, host_use_panel
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
@@ -141,6 +143,11 @@ def host(request: HttpRequest, name: str) -> HttpResponseBase:
         "ways": gpu_health.interconnects(health),
         "topology": gpu_health.topology_rows(health),
         "strays": gpu_health.stray_processes(user, row),
+        "host_use": host_use_panel(row, now),
+        "gpu_counters": gpu_counter_rows(row),
+        "reading_faults": [_fault_row(fault) for fault in gpu_health.reading_faults(row, now)],
+        "target": (target := getattr(row, "dcgm_target", None)),
+        "dcgm_problem": host_texts.DCGM_PROBLEMS[target.problem] if target else "",
         "sees_people": policy.sees_all_teams(user),
         "may_change": may_change,
         "closed": may_change and reads.is_closed_to_new_work(row),
@@ -188,6 +195,20 @@ def _is_idle_slice(row: dict[str, Any]) -> bool:
         return True
     busy = reading.utilisation or reading.sm_active or reading.processes
     return not busy and (reading.memory_used_mib or 0) < DRIVER_MEMORY_MIB
+
+
+def _fault_row(fault: dict[str, Any]) -> dict[str, Any]:
+    """Return the texts of a fault of a reading, such as "Power" and "99 999 W"."""
+    label, unit = host_texts.READING_LABELS[fault["reading"]]
+    value = fault["last_value"]
+    return {
+        "label": label,
+        "kind": host_texts.FAULT_KINDS[fault["kind"]],
+        "source": host_texts.READING_SOURCES[fault["source"]],
+        "count": fault["count"],
+        "last_at": fault["last_at"],
+        "last_value": "" if value is None else f"{grouped(value, 1 if value % 1 else 0)} {unit}".strip(),
+    }
 
 
 def _event_row(entry: host_history.HostHistoryEntry) -> dict[str, Any]:

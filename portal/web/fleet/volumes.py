@@ -23,7 +23,8 @@ from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response, timed_file_na
 from portal.web.page.pagination import paginate
 from scheduler.models import Storage, Volume
 
-MAX_NAMED_HOSTS = 3  # the page names these hosts and counts the others; a tooltip names all
+# Of a longer list of hosts, the page names this many and counts the others. A tooltip names all hosts.
+MAX_NAMED_HOSTS = 3
 LOW_FREE_SHARE = 0.1  # a storage with a smaller free share shows a warning
 ISOLATION_LABELS = {"bubblewrap": "sandbox", "plain": "no sandbox"}
 # Values of `?sort=`, each with its column.
@@ -117,7 +118,11 @@ def _lower_bound_text(volume: Volume, text: str) -> str:
 
 
 def _host_names(names: Sequence[str]) -> dict[str, Any]:
-    """Return a text with the first hosts (``names``), the number of others (``more``), and ``all`` names."""
+    """Return what the page shows of a list of hosts.
+
+    ``names`` contains the first hosts, ``more`` is the number of the others, and ``all`` contains every host.
+    A single other host is named, not counted.
+    """
     few = names if len(names) <= MAX_NAMED_HOSTS + 1 else names[:MAX_NAMED_HOSTS]
     return {"names": ", ".join(few), "more": len(names) - len(few), "all": ", ".join(names)}
 

@@ -18,8 +18,8 @@ from portal.reads.money import chargeback as reads
 from portal.services.money import budgets as budget_service
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
-from portal.wording.charge_scope_texts import budget_scope_sentence
-from portal.wording.pages import money_pages
+from portal.wording.chargeback.charge_scope_texts import budget_scope_sentence
+from portal.wording.pages.money import money_pages
 from telemetry.models import CostCentre
 from telemetry.money.billing_months import month_of
 

@@ -15,7 +15,8 @@ from portal.reads.money.charge_line import ChargeLineDetail, charge_line
 from portal.reads.money.charge_scope import charge_scope
 from portal.web.components.quantities import gpu_model, grouped, short_duration
 from portal.web.page.access import current_user, sign_in_required
-from portal.wording import charge_line_texts, money_texts
+from portal.wording import money_texts
+from portal.wording.chargeback import charge_line_texts
 from portal.wording.pages import home_pages
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Workload

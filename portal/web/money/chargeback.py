@@ -14,13 +14,11 @@ from portal import policy
 from portal.models import User
 from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_scope import charge_scope
-from portal.reads.money.charged_months import first_charged_month
-from portal.reads.money.closing.close_panel import close_and_unusual
+from portal.reads.money.closing.close_panel import ReadMonth, close_and_unusual
 from portal.reads.money.overview.page import chargeback_overview
-from portal.web.money.chargeback_csv import charge_groups_csv
 from portal.web.money.charges.addresses import breadcrumbs, lines_url, requested_filters, requested_format
 from portal.web.money.charges.lines import charge_lines_under, correction_page, no_charges
-from portal.web.money.charges.tree import tree_context
+from portal.web.money.charges.tree import tree_context, tree_file
 from portal.web.money.charges.tree_address import TREE_PARAMETERS, tree_address
 from portal.web.money.exports import export_menu
 from portal.web.money.months import month_or_404, offset_month
@@ -28,7 +26,8 @@ from portal.web.money.overview.context import overview_context
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.organisation import current_organisation
 from telemetry.money.billing_months import billing_calendar, month_bounds, month_of, next_month
-from telemetry.reads.chargeback import charges_by
+from telemetry.money.closing.statement_months import StatementMonths, load_statement_months
+from telemetry.money.reconciliation import month_line_sums
 
 PARAMETERS = ("month", *TREE_PARAMETERS, "page", "corrections", "format")
 
@@ -40,7 +39,9 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     If the filters reach a workload, the page is the list of its charge lines.
     """
     user, now = current_user(request), timezone.now()
-    month, scope = month_or_404(request.GET.get("month"), now), charge_scope(user)
+    months = load_statement_months()
+    first = min(months.first_charged or month_of(now), month_of(now))
+    month, scope = month_or_404(request.GET.get("month"), now, first), charge_scope(user)
     if scope.kind == "none":
         return no_charges(request, month, scope)
     where = requested_filters(request, user, month, PARAMETERS)
@@ -48,12 +49,11 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     if not address.levels:
         return charge_lines_under(request, month, where, scope, now)
     if wanted == "csv":
-        table = charges_by(address.by, month, policy.visible_cells(user), **where)
-        return charge_groups_csv(table, address.by, month, scope, policy.sees_owner_cost(user))
-    budgets = reads.budget_rows(user, month, now)
+        return tree_file(user, month, where, address, scope, now)
+    budgets, read = reads.budget_rows(user, month, now), _read_month(request, user, month, where, months)
     context: dict[str, Any] = {
-        **tree_context(user, month, where, address, budgets, now),
-        **_month_context(user, month, where, now),
+        **tree_context(user, month, where, address, budgets, now, read.months),
+        **_month_context(user, month, where, now, read, first),
         "budgets": budgets,
         "path": breadcrumbs(month, where),
         "lines_url": lines_url(month, where),
@@ -62,7 +62,7 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     }
     table = context["table"]
     context |= {
-        "exports": export_menu(user, month, where, scope, is_closed=context["closed"]),
+        "exports": export_menu(user, month, where, scope, is_closed=context["closed"], whole=read.counts),
         "currency": table.currency,
         "other_currencies": table.charged_in_other_currencies,
         "corrections": correction_page(
@@ -70,7 +70,13 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         ),
     }
     context |= close_and_unusual(
-        user, month, now, closed=context["closed"], equation=context["conservation"], filtered=bool(where)
+        user,
+        month,
+        now,
+        read,
+        closed=context["closed"],
+        equation=context["conservation"],
+        filtered=bool(where),
     )
     if not where:
         overview = chargeback_overview(
@@ -81,6 +87,7 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
             table=table,
             budgets=budgets,
             conservation=context["conservation"],
+            statements=read.months,
         )
         context["overview"] = overview_context(overview)
         if context["total_since"] is not None and overview.change.amount is not None:
@@ -89,19 +96,39 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     return render(request, "manage/chargeback.html", context)
 
 
-def _month_context(user: User, month: date, where: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    """Return what the page shows about the month itself: its state, its checks and its neighbours."""
+def _read_month(
+    request: HttpRequest, user: User, month: date, where: Mapping[str, Any], months: StatementMonths
+) -> ReadMonth:
+    """Read the parts of a month that several parts of the page show."""
+    has_panels = policy.may(user, "charges.see_all") and not where
+    return ReadMonth(
+        statement=reads.statement_of(month),
+        lines=month_line_sums(month) if has_panels else None,
+        months=months,
+        two_people=bool(getattr(current_organisation(request), "two_step_close", False)),
+    )
+
+
+def _month_context(
+    user: User, month: date, where: Mapping[str, Any], now: datetime, read: ReadMonth, first: date
+) -> dict[str, Any]:
+    """Return what the page shows about the month itself: its state, its checks and its neighbours.
+
+    ``first`` is the first month with a charge.
+    """
     see_all = policy.may(user, "charges.see_all")
-    statement, is_over = reads.statement_of(month), month < month_of(now)
+    statement, is_over = read.statement, month < month_of(now)
     return {
         "month": month,
-        "previous": offset_month(month, -1) if month > first_charged_month(now) else None,
+        "previous": offset_month(month, -1) if month > first else None,
         "next": next_month(month) if is_over else None,
         "closed": statement is not None and statement.state == "closed",
         "statement": statement,
         "see_all": see_all,
-        "conservation": reads.conservation_equation(month) if see_all and not where else None,
-        "simulated": reads.is_simulated(month),
+        "conservation": reads.conservation_equation(month, read.months, statement, read.lines)
+        if see_all and not where
+        else None,
+        "simulated": bool(getattr(statement, "is_simulated", False)),
         "period": month_bounds(month),
         "zone": billing_calendar().zone_name(month),
         "now": now,

@@ -21,8 +21,9 @@ from portal.streamed_file import StreamedFile
 from portal.web.money.filter_query import filter_query
 from portal.web.money.months import month_or_404
 from portal.web.page.access import InvalidAddress, address_checks, current_user, sign_in_required
-from portal.wording.pages import export_texts, money_pages
+from portal.wording.pages.money import export_texts, money_pages
 from telemetry.exports.registry import EXPORT_KINDS
+from telemetry.reads.overview.line_counts import LineCounts
 
 PARAMETERS = (*EXPORT_OPTIONS, *FILTERS)
 
@@ -60,14 +61,20 @@ class ExportMenu:
 
 
 def export_menu(
-    user: User, month: date, where: Mapping[str, Any], scope: ChargeScope, *, is_closed: bool
+    user: User,
+    month: date,
+    where: Mapping[str, Any],
+    scope: ChargeScope,
+    *,
+    is_closed: bool,
+    whole: LineCounts | None = None,
 ) -> ExportMenu:
     """Return the exports of a month that the viewer may download, with the filters of the page.
 
     Kinds without filters are offered only if the page has none. If a cost centre has statements in several
-    currencies, each is offered.
+    currencies, each is offered. ``whole`` are the numbers of the month's lines, if the caller has them.
     """
-    counts = export_counts(user, month, where)
+    counts = export_counts(user, month, where, whole)
     lines = export_texts.rows_text(counts.charge_lines, MAX_COUNTED_LINES)
     notes = {
         "statement": export_texts.rows_text(counts.statement_lines, counts.statement_lines),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import date
 from typing import Any
-
-from django.http import QueryDict
+from urllib.parse import quote
 
 from portal.reads.money.charge_filters import NO_MONTH
 
@@ -21,15 +20,14 @@ def filter_text(value: Any) -> str:
 def filter_query(month: date | None, where: Mapping[str, Any], **other: str) -> str:
     """Return the query string, without "?", that selects the charges of a month with these filters.
 
-    ``other`` are further parameters of the page. Without a month, the path of the address names it.
+    ``other`` are further parameters of the page. ``month`` is None if the path of the address
+    already names the month.
     """
-    query = QueryDict(mutable=True)
-    if month is not None:
-        query["month"] = f"{month:%Y-%m}"
+    pairs = {} if month is None else {"month": f"{month:%Y-%m}"}
     for name, value in where.items():
-        query[name] = corrected_text(value) if name == "corrected_month" else filter_text(value)
-    query.update(other)
-    return query.urlencode(safe="/,")
+        pairs[name] = corrected_text(value) if name == "corrected_month" else filter_text(value)
+    # A page has hundreds of addresses, and a QueryDict for each of them would take a tenth of its time.
+    return "&".join(f"{name}={quote(value, safe='/,')}" for name, value in (*pairs.items(), *other.items()))
 
 
 def corrected_text(value: Any) -> str:

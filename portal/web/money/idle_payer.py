@@ -14,7 +14,7 @@ from portal.services.money import months
 from portal.web.money.months import month_or_404
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
-from portal.wording.pages import money_pages
+from portal.wording.pages.money import money_pages
 from telemetry.money.pricing.billing_currencies import currency_of_month
 
 

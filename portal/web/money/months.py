@@ -9,15 +9,16 @@ from portal.web.page.access import address_checks
 from telemetry.money.billing_months import month_of
 
 
-def month_or_404(text: str | None, now: datetime) -> date:
+def month_or_404(text: str | None, now: datetime, first: date | None = None) -> date:
     """Return the first day of a month such as ``2026-03``; of the present month if ``text`` is empty.
 
-    Raises InvalidAddress if the text is no month, or if the month has no charges yet.
+    ``first`` is the first month with a charge, if the caller has it. Raises InvalidAddress if the text is no
+    month, or if the month has no charges yet.
     """
     if not text:
         return month_of(now)
     with address_checks():
-        return requested_month(text, now)
+        return requested_month(text, now, first)
 
 
 def offset_month(month: date, by: int) -> date:

@@ -20,7 +20,7 @@ from portal.services.money.rate_card import set_price
 from portal.services.money.refund_limits import set_refund_limit
 from portal.web.money.rate_card_forms import CurrencyForm, PriceFactorForm, PriceForm, RefundLimitForm
 from portal.web.page.access import current_user, sign_in_required
-from portal.wording.pages import money_pages
+from portal.wording.pages.money import money_pages
 
 
 @sign_in_required

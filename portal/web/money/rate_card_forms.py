@@ -11,7 +11,7 @@ from portal import policy
 from portal.models import User
 from portal.reads.money import chargeback as reads
 from portal.web.page.service_form import ServiceForm
-from portal.wording.pages import money_pages
+from portal.wording.pages.money import money_pages
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.models import WorkloadType
 from scheduler.requests import PRIORITY_NAMES

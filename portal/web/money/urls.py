@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from portal.web.money import budgets, charge_line, chargeback, exports, idle_payer, rate_card, utilisation
+from portal.web.money import budgets, charge_line, chargeback, exports, idle_payer, rate_card
 from portal.web.money.adjusting import adjustment_pages
 from portal.web.money.charges import lines as charge_lines
 from portal.web.money.charges import tree as charge_tree
@@ -16,9 +16,12 @@ from portal.web.money.closing import (
 from portal.web.money.cost_centres import import_page
 from portal.web.money.cost_centres import views as centre_views
 from portal.web.money.overview import files as overview_files
+from portal.web.money.utilisation import drill_views
+from portal.web.money.utilisation import views as utilisation
 
 urlpatterns = [
     path("utilisation/", utilisation.utilisation, name="utilisation"),
+    path("utilisation/fleet/", drill_views.fleet, name="utilisation-fleet"),
     path("utilisation/<str:chart>.csv", utilisation.utilisation_csv, name="utilisation-csv"),
     path("chargeback/", chargeback.chargeback, name="chargeback"),
     path("chargeback/rates/", rate_card.rate_card, name="rate-card"),

@@ -16,7 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.http import url_has_allowed_host_and_scheme
 
-from portal.errors import Invalid, NotAllowed, PlannerBudgetExceeded
+from portal.errors import Invalid, NotAllowed, ObjectNotFound, PlannerBudgetExceeded
 from portal.models import User
 from portal.wording.pages import home_pages
 from portal.wording.refusal_texts import refusal_sentence
@@ -61,10 +61,10 @@ def sign_in_required(view: ViewFunction) -> ViewFunction:
 
 @contextmanager
 def address_checks() -> Iterator[None]:
-    """Raise InvalidAddress if a check of the address raises Invalid."""
+    """Raise InvalidAddress if a check of the address raises Invalid or ObjectNotFound."""
     try:
         yield
-    except Invalid as refusal:
+    except (Invalid, ObjectNotFound) as refusal:
         raise InvalidAddress(refusal.message) from refusal
 
 

@@ -37,6 +37,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("Queue", "queue", "queue"),
             ("Fleet", "fleet", "fleet"),
             ("Utilisation", "utilisation", "utilisation"),
+            ("Alerts", "alerts", "warning"),
         ),
     ),
     (

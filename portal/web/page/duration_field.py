@@ -46,7 +46,7 @@ def format_seconds(seconds: int) -> str:
 class DurationInSecondsField(forms.CharField):
     """A form field for a duration. Its cleaned value is a number of whole seconds, or None if it is empty.
 
-    With ``most``, the value must be between ``least`` and ``most``. Without it, there are no bounds.
+    The value must be at least ``least`` and, if ``most`` is given, at most ``most``.
     """
 
     def __init__(self, *, least: int = 0, most: int | None = None, **kwargs: Any) -> None:
@@ -65,8 +65,9 @@ class DurationInSecondsField(forms.CharField):
                     label=self.label, given=str(text)[:40], allowed=ALLOWED_DURATIONS
                 )
             )
-        if self.most is not None and not self.least <= seconds <= self.most:
-            allowed = f"{format_seconds(self.least)} to {format_seconds(self.most)}"
+        if seconds < self.least or (self.most is not None and seconds > self.most):
+            least = format_seconds(self.least)
+            allowed = f"{least} or more" if self.most is None else f"{least} to {format_seconds(self.most)}"
             raise forms.ValidationError(
                 home_pages.DURATION_INVALID.format(label=self.label, given=str(text)[:40], allowed=allowed)
             )

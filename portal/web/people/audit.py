@@ -12,6 +12,7 @@ from django.shortcuts import render
 from django.utils import timezone
 
 from portal.models import AuditEvent
+from portal.reads.money.closing import journal
 from portal.reads.people import organisation as reads
 from portal.web.page.access import sign_in_required
 from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response
@@ -34,22 +35,31 @@ class AuditFilterForm(forms.Form):
     actor = forms.CharField(
         required=False, max_length=150, label="Who", widget=forms.TextInput(attrs={"placeholder": "Anybody"})
     )
+    money_of = forms.DateField(
+        required=False,
+        label="Money of month",
+        input_formats=["%Y-%m"],
+        widget=forms.TextInput(attrs={"placeholder": people_pages.AUDIT_MONTH_HINT}),
+    )
 
 
 @sign_in_required
 def audit(request: HttpRequest) -> HttpResponseBase:
-    """List visible audit events that match the filters; ``format=csv`` downloads them."""
+    """List visible audit events that match the filters; ``format=csv`` downloads them.
+
+    ``?money_of=2026-10`` selects the changes of the money of a month.
+    """
     form = AuditFilterForm(request.GET)
-    filters = form.cleaned_data if form.is_valid() else {}
+    filters = dict(form.cleaned_data) if form.is_valid() else {}
+    month = filters.pop("money_of", None)
     rows = reads.audit_events(request.user, **filters)
+    if month is not None:
+        rows = rows.filter(journal.of_month(month))
     if request.GET.get("format") == "csv":
         cells = map(_csv_cells, rows[:MAX_CSV_ROWS].iterator(chunk_size=1000))
         return csv_response("audit.csv", CSV_COLUMNS, cells)
     page = Paginator(rows, EVENTS_PER_PAGE).get_page(request.GET.get("page"))
-    shown = [
-        {"event": event, "verb": event.verb.replace("_", " "), "changes": changed_fields(event)}
-        for event in page
-    ]
+    shown = [{"event": event, "verb": event.verb_text, "changes": changed_fields(event)} for event in page]
     return render(
         request, "organisation/audit.html", {"page": page, "rows": shown, "form": form, "now": timezone.now()}
     )

@@ -41,10 +41,18 @@ def notifications(request: HttpRequest) -> HttpResponse:
             "notice": notice,
             "text": notice_texts.notice_sentence(notice.kind, notice.numbers, request.user),
             "url": _notification_url(notice),
+            "report_url": _report_url(notice),
         }
         for notice in page
     ]
     return render(request, "organisation/notifications.html", {"page": page, "rows": rows, "now": now})
+
+
+def _report_url(notice: Notification) -> str:
+    """Return the URL of the report of a workload that has ended; empty for other notices."""
+    if notice.kind != "ended" or notice.workload is None or not notice.workload.attempt:
+        return ""
+    return reverse("workload-report", args=[notice.workload.public_id])
 
 
 def _notification_url(notice: Notification) -> str:
@@ -63,4 +71,8 @@ def _notification_url(notice: Notification) -> str:
         return reverse("host", args=[notice.numbers["host"]])
     if notice.kind == "month_waits":
         return reverse("month-close", args=[notice.numbers["month"][:7]])
+    if notice.kind == "statements_made":
+        return f"{reverse('cost-centre-statements')}?month={notice.numbers['month'][:7]}"
+    if notice.kind == "spend_question":
+        return reverse("unusual-spend", args=[notice.numbers["spend"]])
     return ""

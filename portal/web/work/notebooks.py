@@ -1,4 +1,4 @@
-"""Render the pages of notebooks: the list, the launch form, one notebook, and the way to JupyterLab."""
+"""Render the pages of notebooks (the list, the launch form, one notebook), and redirect to JupyterLab."""
 
 from __future__ import annotations
 

@@ -2,7 +2,16 @@
 
 from django.urls import path
 
-from portal.web.work import arrays, explanation, jobs, notebooks, queue, workload_actions, workload_log
+from portal.web.work import (
+    arrays,
+    explanation,
+    jobs,
+    notebooks,
+    queue,
+    report_page,
+    workload_actions,
+    workload_log,
+)
 
 urlpatterns = [
     path("notebooks/", notebooks.notebooks, name="notebooks"),
@@ -20,6 +29,8 @@ urlpatterns = [
     path(
         "workloads/<uuid:public_id>/relaunch/", workload_actions.relaunch_workload, name="workload-relaunch"
     ),
+    path("workloads/<uuid:public_id>/report/", report_page.report, name="workload-report"),
+    path("workloads/<uuid:public_id>/report/csv/", report_page.report_csv, name="workload-report-csv"),
     path("workloads/<uuid:public_id>/why/", explanation.explain_workload, name="why"),
     path("workloads/<uuid:public_id>/why/<uuid:other>/", explanation.compare_turns, name="why-them"),
     path("workloads/<uuid:public_id>/sooner/", explanation.faster_alternatives, name="sooner"),

@@ -118,7 +118,7 @@ def workload_buttons(details: WorkloadDetails, user: User, *, small: bool = Fals
     """Return the buttons that fit the workload's state; [] if the user may not act on it."""
     workload = details.workload
     if workload.state == WorkloadState.ENDED:
-        return [{"label": "Launch again", "url": _action_url(workload, "relaunch"), "small": small}]
+        return _buttons_after_end(workload, small)
     mine = workload.owner_id == user.pk
     buttons: list[dict[str, Any]] = []
     ready = details.run is not None and details.run.ready_at is not None
@@ -148,6 +148,12 @@ def workload_buttons(details: WorkloadDetails, user: User, *, small: bool = Fals
         return buttons
     buttons.append(_stop_button(workload, small))
     return buttons
+
+
+def _buttons_after_end(workload: Workload, small: bool) -> list[dict[str, Any]]:
+    again = {"label": "Launch again", "url": _action_url(workload, "relaunch"), "small": small}
+    report = {"label": "Report", "url": _action_url(workload, "report"), "small": small}
+    return [report, again] if workload.attempt and not small else [again]
 
 
 def _stop_button(workload: Workload, small: bool) -> dict[str, Any]:

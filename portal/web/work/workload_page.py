@@ -22,7 +22,11 @@ from portal.wording import reason_texts, request_texts
 from portal.wording.pages import workload_pages
 from scheduler.models import Workload, WorkloadKind
 
-PART_TEMPLATES = {"tab": "work/workload_tabs.html", "side": "work/workload_side.html"}
+PART_TEMPLATES = {
+    "tab": "work/workload_tabs.html",
+    "side": "work/workload_side.html",
+    "chart": "work/use_data.html",
+}
 
 
 def render_workload_page(
@@ -33,7 +37,10 @@ def render_workload_page(
     workload: Workload,
     now: datetime,
 ) -> HttpResponse:
-    """Return the page of a workload, or with ``?part=`` only its live part, its tabs or its side column."""
+    """Return the page of a workload, or with ``?part=`` only one of its parts.
+
+    The parts are the live part, the tabs, the side column, and the figures of the chart in the tab ``use``.
+    """
     part_template = PART_TEMPLATES.get(request.GET.get("part", ""))
     if part_template is not None:
         return render(request, part_template, {**context, "now": now})

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from datetime import datetime
-from decimal import Decimal
 from typing import Any
 
 from django.http import HttpRequest
-from django.utils import timezone
+from django.urls import reverse
 
 from portal import policy
 from portal.models import User
 from portal.reads.money import cost_totals
-from portal.reads.work import utilisation
+from portal.reads.work.run_reports import run_report
 from portal.reads.work.workload_details import WorkloadDetails
-from portal.web.components.quantities import gpu_model, money, money_sums, percent, short_duration
-from portal.web.work import attempts
+from portal.web.components.quantities import money, money_sums, percent, short_duration
+from portal.web.work import attempts, use_charts
+from portal.web.work.charge_table import charge_table, charged_sums
 from portal.web.work.workload_log import LOG_TAIL_BYTES, log_state, requested_run
-from portal.wording.pages import workload_pages
-from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR, WHOLE_GPU_PROFILE
+from portal.wording.pages import run_report_pages, workload_pages
 from scheduler.models import Workload
 from scheduler.runs import logs
 from scheduler.state.states import WorkloadState
 from telemetry.core.amounts import round_amount
 from telemetry.core.currencies import smallest_unit
+from telemetry.reads.usage.process_use import workload_processes
 
 TABS = (
     ("log", "Log"),
@@ -31,6 +31,14 @@ TABS = (
     ("use", "Use"),
     ("cost", "Cost"),
     ("decisions", "Decisions"),
+)
+
+PROCESS_COLUMNS = (
+    ("GPU", False),
+    ("Process", True),
+    ("Program", False),
+    ("SM share", True),
+    ("GPU memory, GiB", True),
 )
 
 
@@ -71,7 +79,7 @@ def workload_tab_context(
     elif tab == "attempts":
         context["attempts"] = attempts.attempt_rows(details, user)
     elif tab == "use":
-        context |= _use_tab(workload, now)
+        context |= _use_tab(workload, user, now)
     elif tab == "cost":
         context |= _cost_tab(workload, details, currency)
     else:
@@ -83,8 +91,8 @@ def _tab_refresh(workload: Workload, context: dict[str, Any]) -> dict[str, Any]:
     """Return when the browser reloads the tab.
 
     ``follows_stage`` is True if it reloads when the workload's state changes. ``refresh_every`` is a number
-    of seconds; 0 means never. A log appends new text itself. A chart is never reloaded, so that people can
-    read it.
+    of seconds; 0 means never. A log appends new text itself. A chart reads its new figures itself, so that it
+    keeps its zoom.
     """
     is_chart, is_log = bool(context.get("is_chart")), bool(context.get("log") or context.get("log_refused"))
     never = workload.state == WorkloadState.ENDED or is_chart or is_log
@@ -121,79 +129,49 @@ def _log_tab(request: HttpRequest, workload: Workload, user: User) -> dict[str, 
     return {"log": {**state, "text": text, "note": note}, "log_choices": choices if len(choices) > 1 else []}
 
 
-def _use_tab(workload: Workload, now: datetime) -> dict[str, Any]:
-    readings = utilisation.utilisation_history(workload.pk, now)
-    times = [timezone.localtime(at) for at, _, _ in readings]
-    figure = {
-        "data": [
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": [f"{at:%Y-%m-%dT%H:%M}" for at in times],
-                "y": [None if share is None else round(share * 100, 1) for _, share, _ in readings],
-                "name": "Utilisation",
-                "meta": {"colour": "accent"},
-            }
-        ],
-        "layout": {"yaxis": {"title": {"text": "% of the GPUs' time"}, "range": [0, 100]}},
-    }
-    table = {
-        "caption": f"Utilisation of {workload.name}",
-        "columns": [
-            {"label": "Time"},
-            {"label": "Utilisation", "numeric": True},
-            {"label": workload_pages.MEMORY_COLUMN, "numeric": True},
-        ],
-        "rows": [
-            [f"{at:%d %b %H:%M}", percent(share), f"{memory:,}" if memory is not None else None]
-            for at, (_, share, memory) in zip(times, readings, strict=True)
-        ],
-    }
-    measured = sum(share is not None for _, share, _ in readings)
-    no_chart = (
-        workload_pages.NO_SLICE_UTILISATION
-        if workload.profile != WHOLE_GPU_PROFILE
-        else workload_pages.CHART_LATER
-    )
+def _use_tab(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
+    """Return the charts of the report with the readings so far."""
+    details = run_report(workload, now)
+    if details is None:
+        return {"is_chart": False}
+    csv = reverse("workload-report-csv", args=[workload.public_id])
     return {
-        "is_chart": measured > 1,
-        "figure": figure,
-        "use_table": table if readings else None,
-        "no_chart": no_chart,
+        "is_chart": (measured := use_charts.measured_points(details.report)) > 1,
+        "has_table": measured > 0,
+        "chart_live": workload.state != WorkloadState.ENDED,
+        "chart": use_charts.use_chart(details, f"{csv}?table=points"),
+        "report_url": reverse("workload-report", args=[workload.public_id]),
+        "no_chart": workload_pages.CHART_LATER,
+        "processes": _process_table(workload, user, now),
     }
+
+
+def _process_table(workload: Workload, user: User, now: datetime) -> dict[str, Any] | None:
+    """Return the table of the processes on its GPUs; None if there are none, or the user may not see the log.
+
+    The name of a process says what the program does, as the log does.
+    """
+    if workload.state == WorkloadState.ENDED or not policy.may(user, "workload.logs", workload):
+        return None
+    found = workload_processes(workload, now)
+    rows = [
+        [
+            " ".join(filter(None, (each.host, f"GPU {each.gpu}", each.profile))),
+            str(each.pid),
+            each.name,
+            percent(each.sm_percent / 100) if each.sm_percent is not None else None,
+            f"{each.memory_mib / 1024:,.1f}" if each.memory_mib is not None else None,
+        ]
+        for each in found
+    ]
+    columns = [{"label": label, "numeric": numeric} for label, numeric in PROCESS_COLUMNS]
+    return {"caption": run_report_pages.PROCESSES_TITLE, "columns": columns, "rows": rows} if rows else None
 
 
 def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> dict[str, Any]:
     lines = cost_totals.charge_lines_of(workload.pk)
-    written: dict[str, Decimal] = {}
-    for line in lines:
-        written[line["currency"]] = written.get(line["currency"], Decimal(0)) + line["amount"]
-    written = written or {currency: Decimal(0)}
-    rows = [
-        [
-            f"{line['day']:%d %b %Y}",
-            workload_pages.BUCKET_LABELS.get(line["bucket"], line["bucket"])
-            + (workload_pages.CORRECTED.format(month=line["corrected"]) if line["corrected"] else ""),
-            gpu_model(line["model"]),
-            _gpu_hours_figure(line["seconds"]),
-            money(line["amount"], line["currency"]),
-        ]
-        for line in lines
-    ]
+    written = charged_sums(lines, currency)
     so_far = details.cost if details.cost is not None else written
-    table = {
-        "caption": "Charges by day",
-        "columns": [
-            {"label": "Day"},
-            {"label": "What"},
-            {"label": "GPU"},
-            {"label": "GPU-hours", "numeric": True},
-            {"label": "Charged", "numeric": True},
-        ],
-        "rows": rows,
-        "total": ["Total", "", "", "", money_sums(written)],
-        "empty": workload_pages.NOTHING_CHARGED,
-    }
     readings = [
         {
             "label": "Total cost" if workload.state == WorkloadState.ENDED else "So far",
@@ -201,7 +179,10 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
         },
         {"label": "Already charged", "value": money_sums(written)},
     ]
-    return {"cost_table": table, "cost_readings": readings + _price_readings(workload, details, currency)}
+    return {
+        "cost_table": charge_table(lines, currency),
+        "cost_readings": readings + _price_readings(workload, details, currency),
+    }
 
 
 def _price_readings(workload: Workload, details: WorkloadDetails, currency: str) -> list[dict[str, str]]:
@@ -220,12 +201,3 @@ def _price_readings(workload: Workload, details: WorkloadDetails, currency: str)
         },
         {"label": "At most", "value": most, "small": f"for {short_duration(workload.max_runtime_seconds)}"},
     ]
-
-
-def _gpu_hours_figure(slot_seconds: int) -> str:
-    """Convert slot-seconds to GPU-hours as text.
-
-    Below one GPU-hour, the text has four decimals, so that a minute of a slice is not shown as 0.
-    """
-    hours = slot_seconds / SLOT_SECONDS_PER_GPU_HOUR
-    return f"{hours:,.2f}" if abs(hours) >= 1 else f"{hours:.4f}"

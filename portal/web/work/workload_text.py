@@ -110,7 +110,7 @@ def location_text(held: Iterable[HeldUnit]) -> str:
         numbers = by_host.setdefault(unit.host, [])
         if unit.gpu not in numbers:
             numbers.append(unit.gpu)
-    return "; ".join(f"{host}, GPU {_number_ranges(sorted(numbers))}" for host, numbers in by_host.items())
+    return "; ".join(f"{host}, GPU {number_ranges(sorted(numbers))}" for host, numbers in by_host.items())
 
 
 def lateness_warning(workload: Workload) -> str:
@@ -173,7 +173,7 @@ def stop_reason(details: WorkloadDetails, user: User) -> str:
     return reason_texts.reason_sentence(details.workload.stop_requested, stop_numbers(details, user), user)
 
 
-def _number_ranges(numbers: list[int]) -> str:
+def number_ranges(numbers: list[int]) -> str:
     """Format sorted numbers as ranges: ``0, 2–5`` for 0, 2, 3, 4, 5."""
     spans: list[tuple[int, int]] = []
     for number in numbers:

@@ -7,10 +7,10 @@ from typing import Any
 
 from portal.wording.chargeback.overview_texts import Finding, names_text
 from portal.wording.formatting import model_name
-from portal.wording.pages.money_pages import DEDICATED_UNUSED
+from portal.wording.pages.money.money_pages import DEDICATED_UNUSED
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.core.currencies import decimals_of
-from telemetry.core.spend_bridge import BridgeStep, SpendBridge
+from telemetry.core.spending.spend_bridge import BridgeStep, SpendBridge
 
 STEP_LABELS = {
     "price": "Price",

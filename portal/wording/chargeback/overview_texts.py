@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal
 
-from portal.wording.budget_texts import forecast_record
+from portal.wording.chargeback.budget_texts import forecast_record
 from portal.wording.formatting import joined_with_and
 from telemetry.core.currencies import decimals_of
 from telemetry.reads.budget_status import ForecastRange
@@ -92,7 +92,10 @@ def spend_finding(
     budget: Decimal | None,
     exceeded: Sequence[str],
 ) -> Finding:
-    """Say how a month ends against its budget. ``budget`` is None if it does not limit all charges."""
+    """Compare the charges at the end of a month with the budget.
+
+    ``budget`` is None if no budget limits all charges that the viewer sees.
+    """
     end = forecast.expected if forecast else charged
     if is_over:
         main = f"{amount_text(charged, currency)} charged in {month:%B}"
@@ -118,11 +121,13 @@ def equation_finding(holds: bool, difference: str) -> Finding:
 
 TERM_LABELS = {
     "charged": "Charged",
+    "adjusted": "Adjustments taken out",
     "margin": "Margin",
     "not_sold": "Idle and uncharged",
     "overhead": "Out of service",
     "cost": "Cost of the GPUs",
 }
+NO_POOL = "No pool: credits and adjustments"
 SIGN_NAMES = {1: "plus", -1: "minus", 0: "equals"}
 
 
@@ -144,6 +149,7 @@ def budget_bar_text(spent: float, forecast: float | None) -> str:
 
 CURVE_COLUMNS = ("Day", "GPU-hours", "Charged", "Charged so far", "Month before, so far", "Even pace")
 CORRECTIONS_ROW = "Corrections of earlier months"
+CURVE_START = "start"
 CURVE_TITLE = "Spend against budget"
 CURVE_TRACES = {
     "now": "{month:%B}",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TOKEN_EXPIRED = (
+    "Authorization is {prefix}…, a token that expired on {expires_at}; allowed: a token in force; "
+    "make a new one under API tokens."
+)
 TOKEN_NOT_VALID = "The token is unknown, revoked or expired; make a new one under API tokens."
 NOT_FOUND = "There is no such object, or you may not see it."
 NOT_ALLOWED = "You may not do this."
@@ -10,6 +14,7 @@ PROJECT_NOT_ALLOWED = "project is {given}; allowed: {allowed}."
 OBJECT_NOT_VISIBLE = "{field} is {given}; allowed: {what} that is visible to you."
 NESTED_TOO_DEEPLY = "The body is JSON nested too deeply; allowed: the fields of this call."
 UNKNOWN_FIELD = "this request has no such field; allowed: {allowed}."
+PERIOD_WITHOUT_END = "end is ''; allowed: a time after the start, because the start is given."
 PERIOD_NOT_ALLOWED = "end is {end}; allowed: after the start, {start}, by at most {days} days."
 RANK_NOT_ALLOWED = "rank is {rank}; allowed for {name}: {allowed}."
 NUMBER_FOR_TEXT = "a number; allowed: text."
@@ -17,3 +22,4 @@ TOKEN_SCHEME = "A token made in the browser; it begins with gpp_."
 TOPICS_NOT_ALLOWED = "topics: {given} given; allowed: 1 to {most}"
 TOPIC_NOT_FOUND = "topics: {topic!r} is not a topic, or you may not see it"
 SIGN_IN_FIRST = "sign in to the portal first"
+NO_REPORT = "{name} has held no GPU, so it has no report; allowed: a workload that has held a GPU."

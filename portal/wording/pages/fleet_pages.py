@@ -28,6 +28,8 @@ GPU_RETURNED = "GPU {gpu} is back in service."
 GPU_TAKEN_OUT = "GPU {gpu} is out of service until it is returned."
 GPU_FORGOTTEN = "GPU {gpu} ({uuid}) is removed from the list."
 GEOMETRY_KEPT = "GPU {gpu} stays as it is."
+DCGM_SET = "The dcgm-exporter of {name} is read every 30 seconds."
+DCGM_REMOVED = "The dcgm-exporter of {name} is no longer read."
 WINDOW_CANCELLED = "The maintenance window is cancelled."
 
 LIMIT_LABELS = {
@@ -94,3 +96,12 @@ def host_state_note(state: str, reason: str) -> str:
     The reason is omitted for a late or silent agent, because it belongs to an earlier change of state.
     """
     return LEASE_STATE_NOTES.get(state) or (f"{state}: {reason}" if reason else state)
+
+
+HOST_USE_TITLE = "Use of the host"
+HOST_USE_COLUMNS = (("Use", False), ("Now", True), ("Mean of 1 h", True), ("Peak of 1 h", True))
+HOST_CPU = "CPU cores in use"
+HOST_MEMORY = "Memory without caches"
+HOST_DISK_TRAFFIC = ("{name}, read", "{name}, written")
+HOST_NETWORK_TRAFFIC = ("{name}, received", "{name}, sent")
+HOST_DISK_FREE = "{free} of {size} are free on the disk of the agent's state."

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 FIELD_IS_FIXED = "{field} can't be changed; allowed: {allowed}."
+ALERT_FIELD_UNKNOWN = "{field} is not a field of an alert rule; allowed: {allowed}."
+ALERT_END_NOT_BELOW_BEGIN = (
+    "end is {end}; allowed: a number from {low} to below {begin}, the value at which the alert begins."
+)
+ALERT_BEGIN_NOT_ABOVE_END = (
+    "begin is {begin}; allowed: a number above {end}, the value at which the alert ends, up to {high}."
+)
+ALERT_STOPS_NOTHING = (
+    "stop_work is true; allowed: false, because alerts of the kind {kind} stop nothing; {kinds} can."
+)
 REPAIR_FIELD_UNKNOWN = "{field} is not known; allowed: {allowed}."
 MINUTES_SHORTER_THAN_SAMPLES = (
     "minute_days is {given}; allowed: {least} or more, because samples are kept for {sample_days} days."
 )
+DAYS_SHORTER_THAN_HOURS = "day_days is {given}; allowed: without limit, because hours are kept without limit."
 NOTHING_TO_CHANGE = "nothing to change is given; allowed: one or more of {allowed}."
 HEALTH_RULE_UNKNOWN = "code is {code}; allowed: {allowed}."
 MAINTENANCE_LENGTH = "end is {end}; allowed: after the start and within {days} days of it."
 MAINTENANCE_IS_PAST = "end is {end}, which is past; allowed: after {now}."
+DCGM_URL_INVALID = (
+    "url is {given}; allowed: http or https, up to 300 characters, without a name, a password and a #, and "
+    "not a link-local, multicast or unspecified address. Example: http://gpu-01:9400/metrics."
+)
 GEOMETRY_INVALID = "geometry is {given}; allowed: {allowed}."
 STATIC_POOL_WITHOUT_TEAM = "team is empty; allowed: the team that owns a static pool."
 DYNAMIC_POOL_WITH_TEAM = "team is {team}; allowed: nothing, since a dynamic pool is shared."
 POOL_LIMIT_UNKNOWN = "{field} is not a limit of a pool; allowed: {allowed}."
 ONE_BUDGET_OWNER = "team, project and cost_centre: give exactly one of the three."
+BUDGET_OF_REMOVED_TEAM = "team is {team}, which was removed; allowed: a team that exists."
 NOT_A_PERIOD_START = "month is {month:%Y-%m}; allowed: the first month of a {period}, such as {month:%Y}-01."
 MONTH_IS_PAST = "month is {month:%Y-%m}; allowed: the present period or a later one."
 REFUND_LIMIT_IS_PAST = "valid_from is {valid_from}; allowed: {now} or later. Stopped work keeps its limit."

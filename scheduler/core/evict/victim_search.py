@@ -177,9 +177,9 @@ class VictimSearch:
         )
 
     def _cheapest_on(self, victim_set: VictimSet, host: int) -> tuple[int, list[int]] | None:
-        """Return (cost, victims): the cheapest victims that make enough room on one host.
+        """Return (cost, victims): the cheapest victims that are found to make enough room on one host.
 
-        Return None if no victims do.
+        Return None if none are found.
         """
         if victim_set.host_suffices(host):
             return 0, []

@@ -108,9 +108,9 @@ class VictimSet:
     def is_allowed(self, extra_victims: Sequence[int]) -> bool:
         """Return True if these victims may be added to the set.
 
-        Usually no other team may lose guaranteed slots. If ``may_cross_guarantee`` is True, the largest
-        victim of each team may take guaranteed slots. The team must then still borrow slots after the
-        eviction of its other victims.
+        If ``may_cross_guarantee`` is False, no other team may lose guaranteed slots. If it is True, another
+        team may lose guaranteed slots by the eviction of its largest victim. The team must then still borrow
+        slots after the eviction of its other victims.
         """
         for team in {self.state.running[v].team for v in extra_victims} - {self.team}:
             slots = [*self.slots_taken[team], *self._slots_of(team, extra_victims)]

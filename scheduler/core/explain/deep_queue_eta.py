@@ -71,7 +71,7 @@ class DeepQueueEta:
         return max(start, self.state.now + 1)
 
     def note_placed(self, units: Sequence[int], seconds: int) -> None:
-        """Subtract the units of work that this cycle started after the units had been counted."""
+        """Subtract the units of a workload that was placed after the units of their kinds were counted."""
         hosts: dict[tuple[int, int], int] = {}
         for unit in units:
             position = int(self.state.kind[unit]), int(self.state.host_of[unit])
@@ -83,8 +83,13 @@ class DeepQueueEta:
                     free_units.reset_search()
 
     def note_expected(self, kind: int, queued: QueuedWorkload, start: int) -> None:
-        """Subtract the units of a workload that got its start from the forecast after the counting."""
-        self._take(kind, queued.ask.units, queued.ask.hosts, start, start + queued.predicted_seconds)
+        """Subtract the units of a workload to which the forecast gave an expected start.
+
+        The forecast must already have subtracted them. If the units of the kind are counted later, the count
+        begins with the forecast, so they are not subtracted here.
+        """
+        if kind in self._free_units_by_kind:
+            self._take(kind, queued.ask.units, queued.ask.hosts, start, start + queued.predicted_seconds)
 
     def _take(self, kind: int, units: int, hosts: int, start: int, end: int) -> None:
         for_non_preemptible, for_preemptible = self._free_units_of(kind)

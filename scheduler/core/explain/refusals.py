@@ -419,7 +419,8 @@ class RefusalRecorder:
 
         At this time, enough work of the team or user is expected to have ended, so that quota and cap allow
         the start on one kind of units. The blockers are the ids of this work, without work that this plan
-        started. The result has the kind with the earliest time. The time is None if no kind has such a time.
+        started. If this is possible on several kinds, the result is for the kind with the earliest time. If
+        it is possible on no kind, the time is None.
         """
         ends = [self._end_of_own_work(queued, kind, code) for kind in self.state.kinds_for(queued.ask)]
         options = [

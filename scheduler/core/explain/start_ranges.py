@@ -115,8 +115,8 @@ class EstimateAccuracy:
 
     - ``errors`` are the values of ``wait_ratio`` for ``start_range``.
     - ``past`` has pairs (expected wait in seconds, ``wait_ratio``).
-    - ``with_range`` is the number of workloads for which a range was shown. ``started_in_range_count`` of
-      these started by the upper end of the range.
+    - ``with_range`` is the number of workloads for which a range was shown and for which it is known whether
+      they started by its upper end. ``started_in_range_count`` of these did.
     - ``median_error`` is the median error in seconds over the ``started_count`` workloads that started.
     """
 

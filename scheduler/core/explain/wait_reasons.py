@@ -31,7 +31,7 @@ from scheduler.core.model.running_work import NO_HOLDER
 from scheduler.core.model.snapshot import Priority, QueuedWorkload
 from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
-MAX_HOSTS_NAMED = 5  # the most host names in the numbers of a reason
+MAX_HOSTS_NAMED = 5  # a reason names at most this many hosts
 
 
 class WaitReasons:
@@ -57,7 +57,8 @@ class WaitReasons:
             return limits
         code, numbers = self._hardware_reason(queued, allowed)
         if code in (ReasonCode.WAITS_FOR_UNITS, ReasonCode.BEHIND_OTHERS):
-            return code, (("ahead", ahead), *numbers)  # "ahead" is first in the alphabet among these names
+            # Numbers are sorted by name. "ahead" comes before the names of the other numbers.
+            return code, (("ahead", ahead), *numbers)
         if code == ReasonCode.HELD_FOR_RESERVATION:
             return code, reason_numbers(
                 **dict(numbers), runs=availability.seconds_until_releasable(self.state, queued)
@@ -67,11 +68,11 @@ class WaitReasons:
         return code, numbers
 
     def _hardware_reason(self, queued: QueuedWorkload, allowed: list[int]) -> Reason:
-        """Return the reason: too few free units, or free units that are promised to others.
+        """Return the reason: too few units are free, or the free units are promised to others.
 
-        "Too few free units" is cached for all workloads with the same key. "Promised to others" also depends
-        on how long a workload runs, so it is cached by key and time class. For each new time class, the free
-        units are counted again, because other workloads may have taken some since.
+        The first reason is cached for all workloads with the same key. The second also depends on how long a
+        workload runs, so it is cached by key and time class. For each new time class, the free units are
+        counted again, because other workloads may have taken some since.
         """
         key = self._hardware_reason_key(queued, allowed)
         cached = self._missing_units_cache.get(key)
@@ -206,7 +207,8 @@ class WaitReasons:
     def _missing_units(self, queued: QueuedWorkload, kinds: list[int]) -> Reason | None:
         """Return the reason if too few units are free, otherwise None.
 
-        Free units that are promised to others count as free here.
+        Free units that are promised to others count as free here. For work inside a reservation, the result
+        is never None.
         """
         state, ask = self.state, queued.ask
         if queued.reservation is not None:
@@ -230,7 +232,7 @@ class WaitReasons:
         )
 
     def _hosts_closed(self, queued: QueuedWorkload, kinds: list[int]) -> Reason:
-        """Return the reason why too few hosts that could serve the workload take new work.
+        """Return the reason if too few of the suitable hosts take new work.
 
         The reason is maintenance, full disks, or another state of the hosts.
         """

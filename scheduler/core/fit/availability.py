@@ -39,12 +39,12 @@ def seconds_until_releasable(state: PoolState, queued: QueuedWorkload) -> int:
 def time_class(
     state: PoolState, queued: QueuedWorkload, ignoring: frozenset[str] = NO_PROMISES
 ) -> tuple[int, ...]:
-    """Return, for each kind of promise, a bound: promises on the workload's units must not begin earlier.
+    """Return, for each kind of promise, the bound before which no promise on the workload's units may begin.
 
-    The kinds are queue holds, maintenance and reservations, in this order. The workload would release its
-    units at some time, and each bound is the start of the first promise at or after this time. A bound of 0
-    means that no promise of the kind is an obstacle. Workloads with equal bounds form one time class: they
-    may take the same units.
+    The kinds are queue holds, maintenance and reservations, in this order. To find the bound of a kind, take
+    the time at which the workload would release its units. The bound is the start of the pool's first promise
+    of this kind at or after that time. A bound of 0 means that no promise of the kind is an obstacle.
+    Workloads with equal bounds form one time class: they may take the same units.
 
     The bounds of the kinds in ``ignoring`` are 0. With this parameter, a caller can find out which kind of
     promise prevents a start.

@@ -14,7 +14,7 @@ from scheduler.core.reasons import Reason, ReasonCode, reason_numbers
 
 
 def fits_on_empty_hosts(state: PoolState, ask: Ask, kind: int, mask: Mask) -> bool:
-    """Return True if the ask would fit on units of one kind in ``mask`` if all these units were free."""
+    """Return True if the ask fits on units of one kind that are in ``mask``. All of them count as free."""
     if ask.nvlink:
         return cheapest_units(state, ask, kind, mask, np.zeros(len(state.units), dtype=np.int64)) is not None
     return (

@@ -55,7 +55,7 @@ def preferred_unit_masks(hardware: PoolHardware, queued: QueuedWorkload, now: in
     3. None, which means all units.
 
     The hosts to avoid are the hosts on which the workload recently failed to start or ran low on disk. A mask
-    that would exclude no unit is left out.
+    that would exclude no unit is left out. The first mask is also left out if no host has the storage.
     """
     avoided = (
         [hardware.host_index[host] for host in queued.avoids if host in hardware.host_index]

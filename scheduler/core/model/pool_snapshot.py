@@ -73,9 +73,9 @@ class PoolSnapshot:
     def set_decayed_use(self, teams: Iterable[TeamInfo], use: Iterable[DecayedUseInfo]) -> None:
         """Replace each team's weight in fair share, and its decayed use divided by the weight.
 
-        Decayed use is the team's past use in slot-seconds, whose weight halves with every half-life. The team
-        with the lowest quotient borrows first. Example: 600 slot-seconds at weight 3 (200) come before 300 at
-        weight 1 (300).
+        Decayed use is the team's past use in slot-seconds. With every half-life, past use counts half as
+        much. The team with the lowest quotient borrows first. Example: 600 slot-seconds at weight 3 (200)
+        come before 300 at weight 1 (300).
         """
         used = {u.team: u.slot_seconds for u in use if u.pool == self.pool.id}
         self.weights = {team.id: max(1, team.weight) for team in teams}
@@ -94,5 +94,6 @@ class PoolSnapshot:
         self.queue.change(removed, rows)
         if self.hardware.ask_cache_is_full:
             self.hardware.clear_ask_cache()
-            # After the cache is cleared, asks get new numbers. The queue groups its workloads by ask number.
+            # After the cache is cleared, each ask gets a new number. The queue groups its workloads by this
+            # number, so it is built again.
             self._set_queue(self.queue.rows())

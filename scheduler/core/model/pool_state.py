@@ -218,9 +218,9 @@ class PoolState:
     def expected_end_times(self) -> Ints:
         """Return the time at which each running workload is expected to end.
 
-        A workload that has already run longer than predicted is expected to run for as long again, up to its
-        runtime limit. Example: it was predicted to run 1 hour and has run for 3 hours, so 3 more hours are
-        expected. A stopping workload is expected to end at its deadline.
+        If a workload has already run longer than predicted, its remaining runtime is expected to equal the
+        time that it has run, up to its runtime limit. Example: it was predicted to run 1 hour and has run for
+        3 hours, so 3 more hours are expected. A stopping workload is expected to end at its deadline.
         """
         table, now = self.table, self.now
         overrun = np.maximum(now + 1, np.minimum(table[UNTIL], now + (now - table[STARTED])))
@@ -376,10 +376,11 @@ class PoolState:
         self.time_classes.clear()
 
     def next_promise_after(self, promise_kind: str, time: int) -> int:
-        """Return the start of the first promise of a kind at or after ``time``.
+        """Return the start of the pool's first promise of a kind at or after ``time``.
 
-        A workload that uses a unit until ``time`` may take it only if the promise on the unit does not begin
-        before the result. The result is FAR_FUTURE if all promises begin before ``time``, and 0 if none does.
+        A workload that uses a unit until ``time`` may take the unit only if no promise of this kind on the
+        unit begins before the result. If all promises of the kind begin before ``time``, the result is
+        FAR_FUTURE. If none begins before ``time``, the result is 0, because then none is an obstacle.
         """
         times = self._promise_times[promise_kind]
         if not times or times[0] >= time:
@@ -549,7 +550,7 @@ class PoolState:
         )
 
     def earmark(self, queued: QueuedWorkload, units: list[int], victims: list[int]) -> None:
-        """Keep units for a workload, and CPU and memory on their hosts. The victims are evicted for it."""
+        """Keep units, and CPU and memory on their hosts, for a workload for which ``victims`` are evicted."""
         self._remove_from_free(units)
         for host in {int(self.host_of[u]) for u in units}:
             victims_here = [

@@ -116,9 +116,9 @@ class UpcomingReservation(NamedTuple):
 class ReservedHeadroom:
     """Slots below a team's or user's limit that are kept for a waiting workload until it can start.
 
-    The workload can start at ``start`` (seconds since the epoch), when its ``blockers`` have ended. Work
-    behind it in the queue that ends later than ``start`` may take ``left`` slots in total. If
-    ``non_preemptible_only`` is True, this restricts only non-preemptible work.
+    The workload can start at ``start`` (seconds since the epoch), when its ``blockers`` have ended. Work that
+    comes later in the queue and ends after ``start`` may take ``left`` slots in total. If
+    ``non_preemptible_only`` is True, this limit applies only to non-preemptible work.
     """
 
     workload: int

@@ -182,9 +182,9 @@ class PoolQueue:
     def _key(self, queued: QueuedWorkload) -> tuple[int, Hashable]:
         user = 0 if self.policy.max_slots_per_user is None else queued.user
         number = self.hardware.ask_number(queued.ask)
-        # The key does not say for which workload a member was evicted. Members may therefore differ in the
-        # work that they may not evict in return. This difference is safe, because the planner tries every
-        # member of a class that may evict work.
+        # The key says whether a member was evicted for another workload, but not for which one. Members may
+        # therefore differ in the workload that they may not evict in return. This difference is safe: if such
+        # members may evict work, the planner skips none of them.
         evicted = queued.evicted_by is not None
         owner = queued.team, user, queued.priority, queued.preemptible, queued.may_borrow, evicted
         return number, owner

@@ -321,9 +321,9 @@ class PromiseTimeline:
     def find(self, reservation: ReservationInfo, start: int) -> list[int] | None:
         """Return units for a reservation from ``start`` to its end, or None if there are not enough.
 
-        The units with the lowest ``cost`` are preferred. If no eviction is due yet, these are held units. If
-        evictions are due now, these are the units on which evictions cost least, and units of borrowed work
-        come before units of guaranteed work.
+        The units with the lowest ``cost`` are preferred. If no eviction is due yet, these are units that work
+        holds now. If evictions are due now, these are the units on which evictions cost least, and units of
+        borrowed work come before units of guaranteed work.
         """
         mask = self.open_units(start, reservation.end)
         cost = self.cost(start, reservation.id)
@@ -337,7 +337,7 @@ class PromiseTimeline:
     def _borrowers_first(
         self, reservation: ReservationInfo, kind: int, cheapest: list[int], mask: Mask, cost: Ints
     ) -> list[int]:
-        """Return the units whose eviction takes the fewest guaranteed slots from teams.
+        """Return the units on which evictions take the fewest guaranteed slots from teams.
 
         Among equal choices, return the cheapest. Evictions of guaranteed work are avoided because such work
         may in turn evict borrowed work of other teams. More work would then be evicted than necessary.
@@ -429,9 +429,9 @@ class PromiseTimeline:
     def cost(self, start: int, reservation: int | None) -> Ints:
         """Return, for each unit, the cost of giving it to a reservation that starts at ``start``.
 
-        If no eviction is due yet, a free unit costs 1 and a held unit 0. So free units are left for work that
-        cannot be evicted. If evictions are due now, the cost is the cost of evicting the workload that holds
-        the unit, and a free unit costs nothing.
+        If no eviction is due yet, a free unit costs 1, and a unit that work holds costs 0. So free units are
+        left for work that cannot be evicted. If evictions are due now, the cost is the cost of evicting the
+        workload that holds the unit, and a free unit costs nothing.
         """
         state = self.state
         near = start - eviction_lead_seconds(state) <= state.now

@@ -217,8 +217,8 @@ def first_windows(
 
     The windows start at or between the two times in ``limits``, and at least ``WINDOW_VALID_SECONDS`` after
     now. Each window fits if it is requested now, and also if it is requested ``WINDOW_VALID_SECONDS`` later,
-    because a user needs time to choose. The later check matters because preemptible work would also be
-    evicted later.
+    because a user needs time to choose. The second check can fail although the first one succeeds, because a
+    later request also evicts work later.
 
     Only the earliest start and the times at which an obstacle ends are tried. This is enough to find the
     first possible minute.

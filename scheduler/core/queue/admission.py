@@ -134,8 +134,8 @@ class AdmissionCheck:
         """Return the reason if used-up GPU-hours prevent the start, otherwise None.
 
         A team's guarantee may cover only a number of GPU-hours per day, week or month. The start is prevented
-        if these GPU-hours are used up for every model that the workload accepts, and if it may not borrow
-        units of any of these models instead.
+        if these GPU-hours are used up for every model that the workload accepts, and if the workload may not
+        borrow units of any of these models instead.
         """
         state, may_borrow = self.state, queued.preemptible and queued.may_borrow
         is_static = state.pool.kind is PoolKind.STATIC

@@ -13,8 +13,9 @@ holds more. Across teams, the order is:
 
 Within a team, the order is by priority, then by effective submit time. This is the submit time plus ten times
 the predicted runtime, but at most 48 hours later. So short jobs come first, and a long job is overtaken only
-for a limited time. Within its priority, a team's oldest job comes first after 24 hours, and its oldest job
-with more than 8 GPUs after 6 hours. If all else is equal, the lower id comes first.
+for a limited time. Among a team's jobs of one priority, the oldest job comes first when it has waited for
+more than 24 hours. The oldest job with more than 8 GPUs comes first when it has waited for more than 6 hours.
+If all else is equal, the lower id comes first.
 """
 
 from __future__ import annotations

@@ -131,8 +131,8 @@ def _quasi_random(count: int) -> tuple[int, ...]:
 def nodes_with_capacity(need: NodeDemand, cpu: Ints, memory: Ints, whole: Ints, largest: Ints) -> Mask:
     """Return the mask of nodes that have enough free capacity for a demand. Their class is not checked.
 
-    For each node, ``whole`` is the number of untouched GPUs. If the demand is a share, ``largest`` must be at
-    least ``need.milli``; it is the free part of the node's GPU with the most free capacity.
+    For each node, ``whole`` is the number of untouched GPUs, and ``largest`` is the free part of the GPU with
+    the most free capacity. If the demand is a share, ``largest`` must be at least ``need.milli``.
     """
     mask: Mask = whole >= need.whole if need.whole else largest >= (need.milli if need.gpus else 0)
     if need.cpu:

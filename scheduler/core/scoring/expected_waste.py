@@ -6,7 +6,7 @@ says how often each ask occurs.
 
 Batches of asks are drawn from the mix. For each batch, the asks are placed on the node one after another if
 they fit. The waste is the GPU capacity that is idle at the end, as the mean over the batches. Example: on a
-node with 2 free GPUs and no free CPU, no ask fits that needs CPU, so the waste can be up to 2 GPUs.
+node with 2 free GPUs and no free CPU, no ask that needs CPU fits, so the waste can be up to 2 GPUs.
 
 All values are integers and the draws have a fixed seed, so every machine gets the same result.
 """

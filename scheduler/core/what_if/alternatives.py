@@ -113,7 +113,8 @@ def earlier_alternatives(
 
     A similar request has another GPU model, fewer GPUs or hosts, or a shorter runtime limit. If ``allowed``
     says so, it may also be preemptible or of higher priority. The requests are ordered by their start, then
-    by the size of the change. The result is empty if the workload is unknown or no change would help.
+    by the size of the change. The result is empty if the workload is unknown, has a gate or a reservation, or
+    if no change would help.
 
     ``known_refusal`` is the last plan's refusal of the workload. If it is None, the original request is
     planned too.

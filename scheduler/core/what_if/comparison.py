@@ -31,9 +31,9 @@ class WorkloadComparison:
 
     ``own_turn``, ``other_turn`` and ``criterion`` come from a plan at the present time. If the other workload
     is running, this plan treats it as waiting again. A turn is None if its workload is not admitted to the
-    queue. ``criterion`` is the reason why the other workload has the first turn, or None if the waiting
-    workload has the first turn. ``answer_without_other`` is the decision about the waiting workload in a plan
-    without the other workload.
+    queue. ``criterion`` is the reason why the other workload has the earlier turn, or None if the waiting
+    workload has the earlier turn. ``answer_without_other`` is the decision about the waiting workload in a
+    plan without the other workload.
     """
 
     basis: ComparisonBasis

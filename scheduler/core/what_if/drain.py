@@ -100,7 +100,7 @@ def drain_effect(snapshot: Snapshot, host: int, now: int) -> DrainEffect:
 
 
 def _without_units(snapshot: Snapshot, units: set[int], now: int) -> tuple[ReservationInfo, ...]:
-    """Return all reservations. A reservation that has one of ``units`` is returned without its units.
+    """Return all reservations. A reservation that has one of ``units`` is returned without any units.
 
     Reservations that have ended are returned unchanged.
     """

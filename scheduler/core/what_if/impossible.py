@@ -36,7 +36,7 @@ def impossible_reason(snapshot: Snapshot, queued: QueuedWorkload, now: int) -> R
         reservations=own,
         maintenance=(),
     )
-    # A closed budget forbids borrowing only for a time, so it is ignored here.
+    # A closed budget gate forbids borrowing only until the budget's period ends, so it is ignored here.
     ungated = replace(
         queued, gate="", gate_numbers=(), not_before=0, may_borrow=queued.preemptible, earmarked_units=()
     )

@@ -226,7 +226,10 @@ class Simulation:
         )
 
     def _take_over(self, running: RunningWorkload) -> None:
-        """Add a workload that already runs when the simulation starts. It ends at its predicted end."""
+        """Add a workload that already runs when the simulation starts.
+
+        It ends at its predicted end. If it is stopping, it ends at the time by which it must have stopped.
+        """
         queued = replace(
             as_requeued(self.base, running, running.started),
             predicted_seconds=max(1, running.predicted_end - running.started),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, date
 
 from telemetry.core.currencies import decimals_of
-from telemetry.exports.documents.statement_pdf import statement_pdf
+from telemetry.exports.documents.statement_pdf import DocumentData, document_data, set_document
 from telemetry.exports.export_model import ExportOptions, ExportScope, month_state
 from telemetry.models import CostCentreStatement
 from telemetry.money.billing_months import month_bounds
@@ -21,7 +22,7 @@ PROVISIONAL_NUMBER = "{month:%Y-%m}/{code}/provisional"
 
 
 def one_document(month: date, scope: ExportScope, options: ExportOptions) -> Iterator[bytes]:
-    """Yield the PDF of the statement of the cost centre in the filters of the scope.
+    """Yield the PDF of the statement of one cost centre, which the filters of the scope name.
 
     ``options.document_currency`` is the currency of the statement. Raises LookupError if there is none.
     """
@@ -29,7 +30,7 @@ def one_document(month: date, scope: ExportScope, options: ExportOptions) -> Ite
     statement = next((row for row in found if row.currency == options.document_currency), None)
     if statement is None:
         raise LookupError(f"{month:%Y-%m}: no statement in {options.document_currency!a}")
-    yield _pdf(statement, options)
+    yield set_document(_document_data(statement, options))
 
 
 def all_documents(month: date, scope: ExportScope, options: ExportOptions) -> Iterator[bytes]:
@@ -41,10 +42,9 @@ def all_documents(month: date, scope: ExportScope, options: ExportOptions) -> It
     stamp = made_at.astimezone(UTC).timetuple()[:6]
     sink = _Sink()
     with zipfile.ZipFile(sink, "w") as archive:
-        for statement in month_documents(month, options):
-            name = NOT_IN_FILE_NAME.sub("_", statement.number)
-            entry = zipfile.ZipInfo(f"{name}.pdf", stamp)
-            archive.writestr(entry, _pdf(statement, options), zipfile.ZIP_DEFLATED)
+        for number, file in _pdf_files(month_documents(month, options), options):
+            entry = zipfile.ZipInfo(f"{NOT_IN_FILE_NAME.sub('_', number)}.pdf", stamp)
+            archive.writestr(entry, file, zipfile.ZIP_DEFLATED)
             yield sink.take()
     yield sink.take()
 
@@ -54,8 +54,8 @@ def month_documents(
 ) -> list[CostCentreStatement]:
     """Return the statements of cost centres of a month, by code; of one cost centre if ``code`` is given.
 
-    A cost centre has one for each currency of its lines. An open month has none yet. Its statements are made
-    from the present lines, and are not stored.
+    A cost centre has one for each currency of its lines. An open month has no stored statements. Its
+    statements are made from the present lines.
     """
     state = month_state(month, options.currency)
     if state.statement is None:
@@ -80,14 +80,33 @@ def month_documents(
     ]
 
 
-def _pdf(statement: CostCentreStatement, options: ExportOptions) -> bytes:
+def _pdf_files(
+    statements: Iterable[CostCentreStatement], options: ExportOptions
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the number and the PDF of each statement.
+
+    A thread sets a document while this thread reads the next one from the database. The compiler does not
+    hold Python's lock.
+    """
+    with ThreadPoolExecutor(1) as typesetter:
+        before: tuple[str, Future[bytes]] | None = None
+        for statement in statements:
+            data = _document_data(statement, options)
+            if before is not None:
+                yield before[0], before[1].result()
+            before = statement.number, typesetter.submit(set_document, data)
+        if before is not None:
+            yield before[0], before[1].result()
+
+
+def _document_data(statement: CostCentreStatement, options: ExportOptions) -> DocumentData:
     if options.texts is None:
         raise ValueError("texts: statements of cost centres need them")
-    return statement_pdf(statement_document(statement), decimals_of(statement.currency), options.texts)
+    return document_data(statement_document(statement), decimals_of(statement.currency), options.texts)
 
 
 class _Sink(io.RawIOBase):
-    """A file that can be written and not read. ``take`` returns the bytes since the last call."""
+    """A write-only file. ``take`` returns the bytes that were written since the last call."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,6 +12,7 @@ import re
 import threading
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -39,15 +40,25 @@ def _compiler() -> typst.Compiler:
     return typst.Compiler(str(TEMPLATE), root=str(TEMPLATE.parent), ignore_system_fonts=True)
 
 
-def statement_pdf(document: StatementDocument, decimals: int, texts: DocumentTexts) -> bytes:
-    """Return the PDF of a statement. ``decimals`` are those of its currency."""
+@dataclass(frozen=True)
+class DocumentData:
+    """The data of ``statement.typ`` as JSON, and the time of the PDF file in seconds since 1970."""
+
+    text: str
+    made_at: int
+
+
+def document_data(document: StatementDocument, decimals: int, texts: DocumentTexts) -> DocumentData:
+    """Return the data from which ``set_document`` makes the PDF of a statement."""
     statement = document.statement.statement
     made_at = statement.closed_at or month_bounds(statement.month)[0]
-    data = json.dumps(statement_data(document, decimals, texts))
+    return DocumentData(json.dumps(statement_data(document, decimals, texts)), int(made_at.timestamp()))
+
+
+def set_document(data: DocumentData) -> bytes:
+    """Return the PDF of a statement. Does not read the database, so that any thread may call this."""
     with _COMPILER_LOCK:
-        file = _compiler().compile(
-            format="pdf", sys_inputs={"data": data}, timestamp=int(made_at.timestamp())
-        )
+        file = _compiler().compile(format="pdf", sys_inputs={"data": data.text}, timestamp=data.made_at)
     return cast(bytes, file)
 
 
@@ -148,7 +159,7 @@ def _number(value: Decimal, decimals: int) -> str:
 
 
 def _short_price(price: Decimal) -> str:
-    """Return a price with at least two decimals, and without zeros after these."""
+    """Return a price with at least two decimals. Zeros at the end of further decimals are cut off."""
     short = price.normalize()
     return f"{short:f}" if -int(short.as_tuple().exponent) > 2 else f"{price:.2f}"
 

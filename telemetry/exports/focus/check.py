@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from telemetry.exports.export_model import ExportOptions, ExportScope
-from telemetry.exports.focus.columns import FocusDataset, FocusVersion, column_names, focus_columns
+from telemetry.exports.focus.columns import (
+    FocusColumn,
+    FocusDataset,
+    FocusVersion,
+    column_names,
+    focus_columns,
+)
 from telemetry.exports.focus.files import focus_csv
 from telemetry.exports.focus.focus_month import load_focus_month
 from telemetry.exports.focus.rules import SUM_RULES, row_rules
+from telemetry.money.statement_export import FILE_FORMAT, format_of_files
 
 if TYPE_CHECKING:
     import duckdb
@@ -52,7 +59,7 @@ def check_focus_month(
 
     ``scope`` must contain all charges, because sums are compared with the invoices of the month.
     """
-    invoices = load_focus_month(month, issuer=options.issuer, currency=options.currency).invoices
+    facts = load_focus_month(month, issuer=options.issuer, currency=options.currency)
     with tempfile.TemporaryDirectory(prefix="gpupool-focus-") as folder:
         files = {}
         for dataset in datasets_of(version):
@@ -60,7 +67,11 @@ def check_focus_month(
             with files[dataset].open("wb") as file:
                 file.writelines(focus_csv(dataset, month, scope, options, version))
         return check_focus(
-            files, {each.number: each.total for each in invoices}, version, with_cost=scope.with_cost
+            files,
+            {each.number: each.total for each in facts.invoices},
+            version,
+            with_cost=scope.with_cost,
+            file_format=format_of_files(facts.statement),
         )
 
 
@@ -75,13 +86,15 @@ def check_focus(
     version: FocusVersion = "1.4",
     *,
     with_cost: bool,
+    file_format: int = FILE_FORMAT,
 ) -> FocusReport:
     """Check CSV files of one month against the rules of FOCUS and against the totals of its invoices.
 
     ``invoices`` maps the number of each invoice to its total. ``with_cost`` says that the files have the
-    columns for finance. A file with other columns fails one rule, and its rows are not checked.
+    columns for finance, and ``file_format`` is that of the month. A file with other columns fails one rule,
+    and its rows are not checked.
     """
-    import duckdb  # imported late: only exports need it, and it is large
+    import duckdb  # imported here, because it is large and only exports need it
 
     failures: list[FocusFailure] = []
     rows: dict[FocusDataset, int] = {}
@@ -93,12 +106,13 @@ def check_focus(
         }
         with duckdb.connect(str(Path(folder, "rows.db")), config=settings) as database:
             for dataset, path in files.items():
-                expected = column_names(focus_columns(dataset, version, with_cost=with_cost))
+                columns = focus_columns(dataset, version, with_cost=with_cost, file_format=file_format)
+                expected = column_names(columns)
                 if _header(path) != expected:
                     failures.append(FocusFailure(dataset, "columns: names and order", 1))
                     continue
                 rows[dataset] = load_focus_file(database, dataset, path, expected)
-                failures += _broken_rows(database, dataset, version, with_cost=with_cost)
+                failures += _broken_rows(database, dataset, version, columns)
             failures += _broken_sums(database, rows.keys(), invoices)
     return FocusReport(version, rows, tuple(failures))
 
@@ -123,10 +137,13 @@ def load_focus_file(
 
 
 def _broken_rows(
-    database: duckdb.DuckDBPyConnection, dataset: FocusDataset, version: FocusVersion, *, with_cost: bool
+    database: duckdb.DuckDBPyConnection,
+    dataset: FocusDataset,
+    version: FocusVersion,
+    columns: tuple[FocusColumn, ...],
 ) -> list[FocusFailure]:
     """Return the failures of the rules that examine one row at a time. One query checks many rules."""
-    rules = list(row_rules(dataset, version, with_cost=with_cost))
+    rules = list(row_rules(dataset, version, columns))
     failures = []
     for start in range(0, len(rules), RULES_PER_QUERY):
         part = rules[start : start + RULES_PER_QUERY]

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from telemetry.money.statement_export import FILE_FORMAT
+
 FocusVersion = Literal["1.4", "1.2"]
 FOCUS_VERSIONS: tuple[FocusVersion, ...] = ("1.4", "1.2")
 
@@ -59,6 +61,7 @@ class FocusColumn:
     allowed: tuple[str, ...] = ()
     versions: tuple[str, ...] = field(default=FOCUS_VERSIONS)
     finance_only: bool = False
+    since_format: int = 1  # first file format with this column (telemetry/money/statement_export.py)
 
     @property
     def is_decimal(self) -> bool:
@@ -66,15 +69,20 @@ class FocusColumn:
 
 
 def focus_columns(
-    dataset: FocusDataset, version: FocusVersion = "1.4", *, with_cost: bool
+    dataset: FocusDataset, version: FocusVersion = "1.4", *, with_cost: bool, file_format: int = FILE_FORMAT
 ) -> tuple[FocusColumn, ...]:
     """Return the columns of a dataset in the order of its file.
 
     FOCUS columns come first, then the columns of gpupool (``x_``), each in alphabetical order. ``with_cost``
-    adds the columns with the cost that the GPUs have for their owner.
+    adds the columns with the cost that the GPUs have for their owner. ``file_format`` is that of the month.
     """
-    columns = _COLUMNS[dataset]
-    wanted = [each for each in columns if version in each.versions and (with_cost or not each.finance_only)]
+    wanted = [
+        each
+        for each in _COLUMNS[dataset]
+        if version in each.versions
+        and (with_cost or not each.finance_only)
+        and each.since_format <= file_format
+    ]
     return tuple(sorted(wanted, key=lambda column: (column.name.startswith("x_"), column.name)))
 
 
@@ -188,6 +196,13 @@ _COST_AND_USAGE = (
     FocusColumn("SkuPriceId", "`price/ID` of the rate card's entry", nullable=True),
     FocusColumn("SubAccountId", "`project/ID`", nullable=True),
     FocusColumn("SubAccountName", "name of the project when it was charged", nullable=True),
+    FocusColumn(
+        "x_BillingMode",
+        "`showback` if the charge is not invoiced, else `chargeback`; not in months that were closed before "
+        "this column existed",
+        allowed=("chargeback", "showback"),
+        since_format=2,
+    ),
     FocusColumn("x_Bucket", "bucket of the charge line, `rounding`, or `unallocated` for shared idle time"),
     FocusColumn("x_ChargeId", "id of the charge line", nullable=True),
     FocusColumn("x_CorrectedMonth", "closed month that is corrected, as YYYY-MM", nullable=True),
@@ -211,7 +226,9 @@ _BILLING_PERIOD = (
     *_PERIOD,
     _INVOICE_ISSUER,
     FocusColumn("BillingPeriodCreated", "first moment of the month", _TIME),
-    FocusColumn("BillingPeriodLastUpdated", "time of the close; before, of the last charge line", _TIME),
+    FocusColumn(
+        "BillingPeriodLastUpdated", "time of the close; in an open month, of the last charge line", _TIME
+    ),
     FocusColumn("BillingPeriodStatus", "`Closed` after the close, else `Open`", allowed=("Open", "Closed")),
 )
 
@@ -222,11 +239,13 @@ _INVOICE_DETAIL = (
     FocusColumn("BilledCost", "cents of the statement line", _AMOUNT),
     FocusColumn("BillingAccountId", "code of the cost centre"),
     FocusColumn("ChargeCategory", "as in CostAndUsage", allowed=CHARGE_CATEGORIES),
-    FocusColumn("InvoiceDetailCreated", "time of the close; before, first moment of the month", _TIME),
+    FocusColumn("InvoiceDetailCreated", "time of the close; in an open month, its first moment", _TIME),
     FocusColumn("InvoiceDetailDescription", "GPU model and use", nullable=True),
     FocusColumn("InvoiceDetailGrain", "the ids by which charge lines are summed", _JSON, nullable=True),
     FocusColumn("InvoiceDetailId", "id of the statement line; `rounding` for rounding"),
-    FocusColumn("InvoiceDetailLastUpdated", "time of the close; before, of the last charge line", _TIME),
+    FocusColumn(
+        "InvoiceDetailLastUpdated", "time of the close; in an open month, of the last charge line", _TIME
+    ),
     FocusColumn("InvoiceId", "number of the cost centre's statement"),
     FocusColumn("InvoiceIssueDate", "time of the close", _TIME, nullable=True),
     FocusColumn("InvoiceIssueStatus", "`Issued` after the close, else `Open`", allowed=("Open", "Issued")),

@@ -5,11 +5,9 @@ A file of a closed month has the same bytes each time. Parquet files also depend
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, date, datetime
-from pathlib import Path
 from typing import Any
 
 from django.db import connection, transaction
@@ -35,16 +33,15 @@ from telemetry.exports.focus.queries import (
     other_charges_sql,
 )
 from telemetry.exports.focus.row_values import FocusSource
-from telemetry.models import Adjustment, AdjustmentState, Charge, StatementLine
+from telemetry.exports.table_files import copied_rows, parquet_file
+from telemetry.models import Adjustment, AdjustmentState, Charge, Statement, StatementLine
+from telemetry.money.statement_export import format_of_files
 from telemetry.reads.chargeback import CELL_DIMENSIONS, charge_lines, sums_condition
 
 IDS_PER_QUERY = 50_000  # charge lines that one query formats and sorts
 # Every join is one of equal keys. With a nested loop, a wrong estimate would read all statement lines for
 # each charge line. The memory is enough to sort the rows of one query.
 PLANNER_SETTINGS = {"enable_nestloop": "off", "work_mem": "64MB"}
-PART_BYTES = 256 * 1024
-PARQUET_ROW_GROUP = 100_000
-_COPY = "COPY ({query}) TO STDOUT (FORMAT csv)"
 
 
 def focus_csv(
@@ -58,7 +55,7 @@ def focus_csv(
 
     Only ``CostAndUsage`` exists in version 1.2. ``InvoiceDetail`` needs a scope with all charges.
     """
-    columns = focus_columns(dataset, version, with_cost=scope.with_cost)
+    columns = _columns(dataset, month, scope, version)
     yield f"{','.join(column_names(columns))}\n".encode()
     yield from _rows(dataset, columns, month, scope, options, for_spreadsheet=True)
 
@@ -70,40 +67,18 @@ def focus_parquet(
     options: ExportOptions,
     version: FocusVersion = "1.4",
 ) -> Iterator[bytes]:
-    """Yield the Parquet file of a dataset, with its rows in the order of the CSV file.
-
-    The rows are written to a temporary file first, because the end of a Parquet file describes all of it.
-    """
-    columns = focus_columns(dataset, version, with_cost=scope.with_cost)
-    with tempfile.TemporaryDirectory(prefix="gpupool-focus-") as folder:
-        table, target = Path(folder, "rows.csv"), Path(folder, "rows.parquet")
-        with table.open("wb") as file:
-            for part in _rows(dataset, columns, month, scope, options, for_spreadsheet=False):
-                file.write(part)
-        _convert_to_parquet(table, target, columns, Path(folder))
-        table.unlink()
-        with target.open("rb") as file:
-            while part := file.read(PART_BYTES):
-                yield part
+    """Yield the Parquet file of a dataset, with its rows in the order of the CSV file."""
+    columns = _columns(dataset, month, scope, version)
+    rows = _rows(dataset, columns, month, scope, options, for_spreadsheet=False)
+    yield from parquet_file(rows, {column.name: PARQUET_TYPES[column.type] for column in columns})
 
 
-def _convert_to_parquet(table: Path, target: Path, columns: tuple[FocusColumn, ...], folder: Path) -> None:
-    import duckdb  # imported late: only this export needs it, and it is large
-
-    types = {column.name: PARQUET_TYPES[column.type] for column in columns}
-    # One thread keeps the order of the rows, so that equal rows give equal bytes.
-    settings: dict[str, str | bool | int | float | list[str]] = {
-        "threads": 1,
-        "memory_limit": "256MB",
-        "temp_directory": str(folder),
-    }
-    with duckdb.connect(":memory:", config=settings) as database:
-        database.execute(
-            "COPY (SELECT * FROM read_csv($table, header = false, columns = $types, nullstr = '', "
-            "allow_quoted_nulls = false, quote = '\"', escape = '\"', delim = ',', auto_detect = false)) "
-            f"TO '{target}' (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {PARQUET_ROW_GROUP})",
-            {"table": str(table), "types": types},
-        )
+def _columns(
+    dataset: FocusDataset, month: date, scope: ExportScope, version: FocusVersion
+) -> tuple[FocusColumn, ...]:
+    """Return the columns of a file. A closed month has those of the format that its close has set."""
+    statement = Statement.objects.filter(month=month).first()
+    return focus_columns(dataset, version, with_cost=scope.with_cost, file_format=format_of_files(statement))
 
 
 def _rows(
@@ -121,17 +96,17 @@ def _rows(
         source = FocusSource(facts.is_closed, for_spreadsheet)
         values = _parameters(facts, scope)
         if dataset == FocusDataset.BILLING_PERIOD:
-            yield from _copied(billing_period_sql(columns), values)
+            yield from copied_rows(billing_period_sql(columns), values)
         elif dataset == FocusDataset.INVOICE_DETAIL:
             if not scope.is_whole:
                 raise ValueError("scope: InvoiceDetail has all charges of its invoices; allowed: all")
-            yield from _copied(invoice_detail_sql(columns, source), values)
+            yield from copied_rows(invoice_detail_sql(columns, source), values)
         else:
             visible = _visible_charges(facts, scope)
             for low, high in _id_ranges(month):
                 query = charges_sql(columns, source, visible)
-                yield from _copied(query, values | {"low": low, "high": high})
-            yield from _copied(other_charges_sql(columns, source), values)
+                yield from copied_rows(query, values | {"low": low, "high": high})
+            yield from copied_rows(other_charges_sql(columns, source), values)
 
 
 @contextmanager
@@ -153,20 +128,6 @@ def _one_snapshot() -> Iterator[None]:
             with connection.cursor() as cursor:
                 for name in PLANNER_SETTINGS:
                     cursor.execute(f"SET LOCAL {name} TO DEFAULT")
-
-
-def _copied(query: str, values: dict[str, Any]) -> Iterator[bytes]:
-    """Yield the rows of a query as CSV, in parts of about ``PART_BYTES``."""
-    waiting, size = [], 0
-    with connection.cursor() as cursor, cursor.copy(_COPY.format(query=query), values) as copy:
-        for line in copy:
-            waiting.append(bytes(line))
-            size += len(line)
-            if size >= PART_BYTES:
-                yield b"".join(waiting)
-                waiting, size = [], 0
-    if waiting:
-        yield b"".join(waiting)
 
 
 def _id_ranges(month: date) -> Iterator[tuple[int, int]]:

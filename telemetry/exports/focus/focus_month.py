@@ -19,7 +19,8 @@ UNNAMED_ISSUER = "gpupool"
 
 @dataclass(frozen=True)
 class FocusInvoice:
-    """The invoice of a cost centre in one currency: its numbered statement, or that of an open month.
+    """The invoice of a cost centre in one currency: its numbered statement, or in an open month the charges
+    so far.
 
     ``total`` is the sum of the cents of its statement lines. ``rounding`` is ``total`` minus the charges of
     these lines with six decimals.

@@ -45,8 +45,8 @@ _NAMED = """
 def charges_sql(columns: Iterable[FocusColumn], source: FocusSource, visible: str = "") -> str:
     """Return the query for the charge lines with ids in ``[low, high)``, in order of id.
 
-    ``visible`` is a condition on the id of a charge line; empty means all lines. The months of a correction
-    are compared by their bounds, because a charge line has no column for it.
+    ``visible`` is a condition on the id of a charge line; empty means all lines. A charge line has no column
+    for the month that it corrects. The query finds this month by its bounds.
     """
     return f"""WITH {_LOOKUPS}
     SELECT {select_list(columns, charge_values(source))}
@@ -97,7 +97,9 @@ def other_charges_sql(columns: Iterable[FocusColumn], source: FocusSource) -> st
 
 
 def invoice_detail_sql(columns: Iterable[FocusColumn], source: FocusSource) -> str:
-    """Return the query for the records of all invoices: statement lines, and one of rounding per invoice."""
+    """Return the query for the records of all invoices: one per statement line, and one per invoice for its
+    rounding.
+    """
     wanted = tuple(columns)
     return f"""WITH {_LOOKUPS},
     lines AS (

@@ -21,6 +21,7 @@ _USE_TEXTS = """CASE {bucket} WHEN 'used' THEN 'in use' WHEN 'reserved_unused' T
     THEN 'lost to hardware, not charged' ELSE 'share of idle time' END"""
 _LINE_TEXT = f"""CASE l.bucket WHEN 'credit' THEN 'credits' WHEN 'adjustment' THEN 'manual adjustments'
     ELSE l.model || ': ' || {_USE_TEXTS.format(bucket="l.bucket")} END"""
+_BILLING_MODE = "CASE WHEN l.showback THEN 'showback' ELSE 'chargeback' END"
 _PERIOD = {"BillingPeriodStart": "%(period_start)s", "BillingPeriodEnd": "%(period_end)s"}
 _ONE_ISSUER = dict.fromkeys(
     ("InvoiceIssuerName", "ServiceProviderName", "HostProviderName", "ProviderName", "PublisherName"),
@@ -30,7 +31,7 @@ _ONE_ISSUER = dict.fromkeys(
 
 @dataclass(frozen=True)
 class FocusSource:
-    """Where the values of a file come from.
+    """The sources of a file's values.
 
     A closed month has the names that its close copied into statement lines; other months have today's.
     ``for_spreadsheet`` puts an apostrophe before texts that a spreadsheet would run as formulas.
@@ -91,6 +92,7 @@ def charge_values(source: FocusSource) -> dict[str, str]:
         "SkuMeter": "'GPU time'",
         "SubAccountId": "'project/' || c.project_id",
         "SubAccountName": source.text("c.project_name"),
+        "x_BillingMode": _BILLING_MODE,
         "x_Bucket": "c.bucket",
         "x_ChargeId": "c.id::text",
         "x_CorrectedMonth": "to_char(l.corrected_month, 'YYYY-MM')",
@@ -144,6 +146,7 @@ def idle_share_values(source: FocusSource) -> dict[str, str]:
         "ChargePeriodStart": _time("coalesce(m.first, %(start)s)"),
         "ChargePeriodEnd": _time("coalesce(m.last, %(end)s)"),
         "InvoiceDetailId": "CASE WHEN i.number IS NOT NULL THEN 'line/' || l.id END",
+        "x_BillingMode": _BILLING_MODE,
         "x_Bucket": "l.bucket",
         "x_CorrectedMonth": "to_char(l.corrected_month, 'YYYY-MM')",
         "x_OwnerCost": "l.cost",
@@ -166,6 +169,7 @@ def adjustment_values(source: FocusSource) -> dict[str, str]:
         "InvoiceDetailId": "CASE WHEN i.number IS NOT NULL THEN 'line/' || l.id END",
         "SubAccountId": "'project/' || a.project_id",
         "SubAccountName": source.name("project"),
+        "x_BillingMode": _BILLING_MODE,
         "x_Bucket": "a.kind",
         "x_Simulated": "'false'",
         "x_TeamName": source.name("team"),
@@ -184,6 +188,7 @@ def rounding_values(source: FocusSource) -> dict[str, str]:
         "ChargePeriodStart": "%(period_start)s",
         "ChargePeriodEnd": "%(period_end)s",
         "InvoiceDetailId": "'rounding'",
+        "x_BillingMode": "'chargeback'",
         "x_Bucket": "'rounding'",
         "x_Simulated": "'false'",
     }
@@ -259,7 +264,7 @@ def _shared_values(source: FocusSource, cost_centre: str, currency: str) -> dict
 
 
 def _adjustment(amount: str) -> dict[str, str]:
-    """Return the expressions of a charge that no price and quantity make."""
+    """Return the expressions of a charge that is an amount alone, without a price and a quantity."""
     return {
         **dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), amount),
         "PricingCurrencyEffectiveCost": amount,

@@ -6,7 +6,7 @@ columns come from ``columns``. The others follow the section of the specificatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from telemetry.exports.focus.columns import (
@@ -15,7 +15,6 @@ from telemetry.exports.focus.columns import (
     FocusDataset,
     FocusType,
     FocusVersion,
-    focus_columns,
 )
 
 _TIME = "'^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$'"
@@ -41,10 +40,14 @@ class FocusSumRule:
     datasets: frozenset[FocusDataset]
 
 
-def row_rules(dataset: FocusDataset, version: FocusVersion, *, with_cost: bool) -> Iterator[FocusRule]:
-    """Yield the rules for single rows of a dataset."""
-    for column in focus_columns(dataset, version, with_cost=with_cost):
+def row_rules(
+    dataset: FocusDataset, version: FocusVersion, columns: Sequence[FocusColumn]
+) -> Iterator[FocusRule]:
+    """Yield the rules for single rows of a dataset whose file has these columns."""
+    for column in columns:
         yield from _column_rules(column)
+        if column.name == "x_BillingMode":
+            yield _SHOWBACK_RULE
     yield from (rule for rule, versions in _ROW_RULES[dataset] if version in versions)
 
 
@@ -92,6 +95,11 @@ def _product(price: str, cost: str) -> FocusRule:
     )
 
 
+# Applies only to files that have the column. Files of months that were closed in an older format lack it.
+_SHOWBACK_RULE = FocusRule(
+    "x_BillingMode: showback is on no invoice",
+    f"x_BillingMode = 'showback' AND (InvoiceId IS NOT NULL OR {_number('BilledCost')} <> 0)",
+)
 _IS_USAGE = "ChargeCategory = 'Usage' AND ChargeClass IS NULL"
 _ROW_RULES: dict[FocusDataset, tuple[tuple[FocusRule, tuple[FocusVersion, ...]], ...]] = {
     FocusDataset.COST_AND_USAGE: (

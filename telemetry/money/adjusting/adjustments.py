@@ -168,7 +168,7 @@ def withdraw(adjustment: Adjustment, *, withdrawn_by: Any, reason: str, now: dat
 def check_new_mode(team: Team, first_month: date) -> None:
     """Raise OperationRejected ``billing_mode_changes_credit`` if a credit has another mode than its charges.
 
-    The mode is stored already. The caller holds ``lock_ledger`` and takes the mode back after the error.
+    The caller holds ``lock_ledger`` and has stored the new mode. It must undo this if the function raises.
     """
     rows = Adjustment.objects.filter(
         team=team,

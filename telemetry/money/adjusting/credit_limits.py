@@ -39,7 +39,8 @@ class CreditLimit:
 def check_credit(credit: Adjustment, states: Collection[str]) -> None:
     """Raise OperationRejected ``credit_above_charge`` if a credit is larger than the rest of a charge.
 
-    Earlier credits count if their state is in ``states``. ``credit`` itself does not count twice.
+    Earlier credits count if their state is in ``states``. ``credit`` itself is not one of the earlier
+    credits.
     """
     limit = smallest_limit(credit, states)
     if -credit.amount > limit.left:

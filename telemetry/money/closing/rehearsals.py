@@ -31,20 +31,19 @@ def rehearse_month(statement: Statement, now: datetime, run_by: Any = None) -> M
     with _one_snapshot():
         checks = [*close_checks(statement.month), audit_check(statement.month, now)]
     MonthRehearsal.objects.filter(pk=statement.pk).update(
-        started_at=now, checked_at=now, checks=checks, run_by=run_by
+        started_at=now, checked_at=now, checks=checks, run_by=run_by, focus=None
     )
-    return MonthRehearsal.objects.get(pk=statement.pk)
+    return MonthRehearsal.objects.select_related("statement", "run_by").get(pk=statement.pk)
 
 
-def rehearse_next_month(now: datetime) -> date | None:
+def rehearse_next_month(now: datetime) -> MonthRehearsal | None:
     """Run the nightly rehearsal of the oldest open month that had none tonight.
 
-    Return its month; None if no month is due. Two concurrent calls take different months.
+    Return its results; None if no month is due. Two concurrent calls take different months.
     """
     for statement in _due_statements(now):
         if _claim(statement, now):
-            rehearse_month(statement, now)
-            return statement.month
+            return rehearse_month(statement, now)
     return None
 
 
@@ -52,6 +51,12 @@ def stored_rehearsal(month: date) -> MonthRehearsal | None:
     """Return the last rehearsal of a month; None if none has ended yet."""
     rows = MonthRehearsal.objects.filter(statement__month=month, checked_at__isnull=False)
     return rows.select_related("run_by").first()
+
+
+def ended_rehearsal(statement: Statement | None) -> MonthRehearsal | None:
+    """Return the last rehearsal, which was loaded together with the statement; None if none has ended yet."""
+    found: MonthRehearsal | None = getattr(statement, "rehearsal", None)
+    return None if found is None or found.checked_at is None else found
 
 
 def _last_night(now: datetime) -> datetime:

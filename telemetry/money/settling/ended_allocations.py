@@ -20,13 +20,21 @@ from telemetry.money.settlement import correct_gpu_charges
 from telemetry.rollups.due_marks import mark_rollups_past_end
 from telemetry.sql_values import Microseconds, array_text, time_of, time_or_none, unnested
 
-# A run without a backlog ends within seconds. A correction takes as long as a thousand comparisons.
+# Limits of one run, so that a run ends within seconds if there is no backlog. A correction takes as long as a
+# thousand comparisons.
 ALLOCATIONS_AT_ONCE = 20_000
 CORRECTIONS_PER_RUN = 500
 
 _MARK_SETTLED_SQL = f"""
 INSERT INTO {SettledAllocation._meta.db_table} (settled_at, allocation_id) SELECT %s, unnest(%s::bigint[])
 ON CONFLICT DO NOTHING"""
+
+_ENDED_SQL = f"""
+SELECT id FROM scheduler_allocation AS allocation
+WHERE id > %(last)s AND upper(period) IS NOT NULL AND NOT EXISTS (
+    SELECT FROM {SettledAllocation._meta.db_table} AS settled
+    WHERE settled.allocation_id = allocation.id AND settled.allocation_id > %(last)s)
+ORDER BY id LIMIT %(count)s"""
 
 SlotSeconds = dict[str, int]  # by bucket
 
@@ -62,9 +70,10 @@ def settle_allocations(now: datetime) -> int:
     Charges are wrong if work was lost, or if the end became known after the charge. Only charges whose sums
     differ from the facts are compared line by line, at most about CORRECTIONS_PER_RUN in one run.
     """
-    corrected = compared = 0
+    corrected = compared = last = 0
     while compared < CORRECTIONS_PER_RUN:
-        waiting = _load_waiting()
+        ids = _ended_after(last)
+        waiting = _load_waiting(ids)
         mark_rollups_past_end({each.id: each.end for each in waiting}, now)
         charged = _charged_slot_seconds([each.id for each in waiting])
         differing = [each for each in waiting if charged.get(each.id, {}) != each.slot_seconds()]
@@ -72,8 +81,9 @@ def settle_allocations(now: datetime) -> int:
         corrected += sum(_correct_charges(each, now) for each in differing[:CORRECTIONS_PER_RUN])
         compared += len(differing)
         _mark_settled([each.id for each in waiting if each.id not in later], now)
-        if len(waiting) < ALLOCATIONS_AT_ONCE:
+        if len(ids) < ALLOCATIONS_AT_ONCE:
             break
+        last = ids[-1]
     return corrected
 
 
@@ -82,10 +92,19 @@ def _mark_settled(allocations: Collection[int], now: datetime) -> None:
         cursor.execute(_MARK_SETTLED_SQL, [now, array_text(allocations)])
 
 
-def _load_waiting() -> list[_EndedAllocation]:
-    """Return the ended allocations that are charged to their end and not settled yet, oldest first."""
+def _ended_after(last: int) -> list[int]:
+    """Return the ids of the next ended allocations after the id ``last`` that are not settled yet."""
+    with connection.cursor() as cursor:
+        cursor.execute(_ENDED_SQL, {"last": last, "count": ALLOCATIONS_AT_ONCE})
+        return [pk for (pk,) in cursor.fetchall()]
+
+
+def _load_waiting(ids: Collection[int]) -> list[_EndedAllocation]:
+    """Return those of these ended allocations that are charged to their end, oldest first."""
     rows = (
-        Allocation.objects.filter(settledallocation=None, period__endswith__isnull=False)
+        # The ids are found by a query of their own. In one query, the planner may expect that no allocation
+        # is left to settle, and then compares each of them with each GPU.
+        Allocation.objects.filter(pk__in=unnested(ids))
         # An allocation may end at a fraction of a second, but charges end at whole seconds. Allow for the
         # difference.
         .filter(unit__gpu__charged__until__gt=F("period__endswith") - timedelta(seconds=1))
@@ -101,7 +120,7 @@ def _load_waiting() -> list[_EndedAllocation]:
             "end_code",
             Microseconds("run__checkpoint_at"),
             "workload__kind",
-        )[:ALLOCATIONS_AT_ONCE]
+        )
     )
     found = list(rows)
     limits = load_refund_limits({row[2] for row in found})

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Literal
+from decimal import Decimal
+from typing import Any, Literal, NamedTuple
 
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import Q, QuerySet, Sum
 
-from telemetry.core.amounts import ZERO
 from telemetry.core.billing_calendar import next_month
 from telemetry.core.charge_model import ADJUSTMENT_BUCKETS
 from telemetry.core.currencies import smallest_unit
-from telemetry.core.spend_bridge import SpendBridge, SpendPart, spend_bridge
+from telemetry.core.spending.spend_bridge import SpendBridge, SpendPart, spend_bridge
 from telemetry.models import ChargeCell, StatementLine, StatementLineDay
 from telemetry.reads.chargeback import charged_lines
 
@@ -23,7 +22,10 @@ _GROUP = ("project", "pool", "model", "workload_type", "bucket", "idle_share")
 
 @dataclass(frozen=True)
 class MonthPart:
-    """A month up to a day. ``until`` is the day after the last day, for a whole month in the next month."""
+    """A month up to a day.
+
+    ``until`` is the day after the last day: for a whole month, the first of the next month.
+    """
 
     month: date
     until: date
@@ -35,14 +37,14 @@ class MonthPart:
 
     @property
     def is_late(self) -> bool:
-        """Return True if more days of the month are in the part than after it."""
+        """Return True if the part has more than half of the days of the month."""
         return (self.until - self.month).days * 2 > (next_month(self.month) - self.month).days
 
 
 def bridge_of_months(
     before: MonthPart, now: MonthPart, currency: str, cells: QuerySet[ChargeCell] | None
 ) -> SpendBridge:
-    """Return the steps from one part of a month to another, for charges in ``currency``.
+    """Return the steps from the charges of one part of a month to those of another, in ``currency``.
 
     ``cells`` are the cells that the viewer may see; None means all. Corrections of earlier months count in
     full. Runs at most three queries.
@@ -66,8 +68,26 @@ def _projects(month: date, currency: str, cells: QuerySet[ChargeCell] | None) ->
     return set(charged.order_by().values_list(f"{line}project", flat=True).distinct())
 
 
-def _rows_of_lines(parts: tuple[MonthPart, MonthPart], currency: str) -> Iterator[dict[str, Any]]:
-    """Yield sums by group with a sign, from statement lines and from as few of their days as possible."""
+class _Sums(NamedTuple):
+    """The sums of one group. A month has thousands of groups, so a row is no dictionary."""
+
+    month: date
+    corrected: date | None
+    project: int | None
+    pool: int | None
+    model: str
+    workload_type: str
+    bucket: str
+    idle_share: bool
+    seconds: int
+    charged: Decimal
+
+
+def _rows_of_lines(parts: tuple[MonthPart, MonthPart], currency: str) -> Iterator[_Sums]:
+    """Yield sums by group, from statement lines and from as few of their daily sums as possible.
+
+    For a part of more than half a month, the lines of the month count, and its last days are subtracted.
+    """
     of_days, from_lines = Q(), Q(corrected_month__isnull=False, statement__month__in=[p.month for p in parts])
     for part in parts:
         in_month = Q(statement__month=part.month)
@@ -80,13 +100,13 @@ def _rows_of_lines(parts: tuple[MonthPart, MonthPart], currency: str) -> Iterato
     if of_days:
         days = StatementLineDay.objects.filter(of_days, line__corrected_month=None)
         for row in _sums(days, "line__", currency):
-            sign = -1 if row["month"] in late else 1
-            yield {**row, "seconds": sign * row["seconds"], "charged_sum": sign * row["charged_sum"]}
+            sign = -1 if row.month in late else 1
+            yield row._replace(seconds=sign * row.seconds, charged=sign * row.charged)
 
 
 def _rows_of_cells(
     parts: tuple[MonthPart, MonthPart], currency: str, cells: QuerySet[ChargeCell]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[_Sums]:
     """Yield sums by group of the cells up to the last day of each part."""
     wanted = Q()
     for part in parts:
@@ -95,28 +115,23 @@ def _rows_of_cells(
     yield from _sums(cells.filter(wanted), "line__", currency)
 
 
-def _sums(found: QuerySet[Any], line: str, currency: str) -> Iterator[dict[str, Any]]:
-    rows = (
-        found.filter(charged_lines(line), **{f"{line}currency": currency, f"{line}shared_out": False})
-        .order_by()
-        .values(
-            month=F("statement__month"),
-            corrected=F(f"{line}corrected_month"),
-            **{f"group_{name}": F(f"{line}{name}") for name in _GROUP},
-        )
-        .annotate(seconds=Sum("slot_seconds"), charged_sum=Sum("charged_cents"))
-    )
-    yield from rows
+def _sums(found: QuerySet[Any], line: str, currency: str) -> Iterator[_Sums]:
+    groups = found.filter(charged_lines(line), **{f"{line}currency": currency, f"{line}shared_out": False})
+    keys = ("statement__month", *(f"{line}{name}" for name in ("corrected_month", *_GROUP)))
+    sums = {"seconds": Sum("slot_seconds"), "charged_sum": Sum("charged_cents")}
+    rows = groups.order_by().values_list(*keys).annotate(**sums)
+    return map(_Sums._make, rows)
 
 
-def _parts_of(month: date, rows: list[dict[str, Any]]) -> list[SpendPart]:
-    """Return the groups of one month, with the sums of their signed rows."""
-    sums: dict[tuple[Any, ...], list[Any]] = defaultdict(lambda: [0, ZERO])
+def _parts_of(month: date, rows: Iterable[_Sums]) -> list[SpendPart]:
+    """Return the groups of one month. The rows of a group are added, and some of them are negative."""
+    sums: dict[tuple[Any, ...], tuple[int, Decimal]] = {}
     for row in rows:
-        if row["month"] == month:
-            total = sums[_kind_of(row), *(row[f"group_{name}"] for name in _GROUP)]
-            total[0] += row["seconds"]
-            total[1] += row["charged_sum"]
+        if row.month == month:
+            key = (_kind_of(row), *row[2:8])
+            before = sums.get(key)
+            now = (row.seconds, row.charged)
+            sums[key] = now if before is None else (before[0] + now[0], before[1] + now[1])
     return [
         SpendPart(project, f"{pool}/{model}/{work}/{bucket}", model, seconds, charged, kind)
         for (kind, project, pool, model, work, bucket, _), (seconds, charged) in sums.items()
@@ -124,9 +139,9 @@ def _parts_of(month: date, rows: list[dict[str, Any]]) -> list[SpendPart]:
     ]
 
 
-def _kind_of(row: dict[str, Any]) -> Literal["use", "idle", "correction", "adjustment"]:
-    if row["corrected"] is not None:
+def _kind_of(row: _Sums) -> Literal["use", "idle", "correction", "adjustment"]:
+    if row.corrected is not None:
         return "correction"
-    if row["group_bucket"] in ADJUSTMENT_BUCKETS:
+    if row.bucket in ADJUSTMENT_BUCKETS:
         return "adjustment"
-    return "idle" if row["group_idle_share"] else "use"
+    return "idle" if row.idle_share else "use"

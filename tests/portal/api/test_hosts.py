@@ -323,9 +323,7 @@ def test_health_rules_are_filtered_sorted_and_paginated(today_world: World, clie
     )
 
 
-def test_a_health_rule_is_changed_in_part_reset_added_and_removed(
-    today_world: World, client_of: Client
-) -> None:
+def test_health_rules_are_changed_reset_added_and_removed(today_world: World, client_of: Client) -> None:
     operator, rules = client_of(today_world.operator), "/api/v1/health-rules/"
     changed = operator.put(f"{rules}xid:79/", {"action": "drain", "why": "a bad batch"}).json()
     assert (changed["action"], changed["repeats"], changed["origin"]) == ("drain", 1, "changed")

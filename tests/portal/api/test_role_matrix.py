@@ -1,4 +1,7 @@
-"""Request every endpoint as every role and as another tenant, and compare the status of each."""
+"""Request every endpoint as every role and as another tenant, and compare the status of each.
+
+The short part requests the endpoints as the role that may do least and without authentication.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ from portal.services.work import launch
 from scheduler.cycle import engine
 from scheduler.cycle.recording import CycleRecorder
 from scheduler.models import Gpu, Host, Recording, Storage, Volume, Workload
+from telemetry.capacity.studies import create_study
 from telemetry.models import HealthRule
 from tests.portal.charged_january import charge_of, unusual_spend_of
-from tests.telemetry.rows import cost_centre, directory
+from tests.telemetry.rows import alert_of, cost_centre, directory
 from tests.world import H100, World
 
 ROLES = ("member", "team mate", "lead", "other team", "stranger", "operator", "finance", "auditor")
@@ -116,6 +120,13 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "hosts/{name}/maintenance/"): ({**WINDOW, "why": "x"}, (403, 403, 403, 404, 404, 201, 403, 403)),
     ("POST", "hosts/{name}/maintenance/cancel/"): ({"window": 1}, (403, 403, 403, 404, 404, 400, 403, 403)),
     ("GET", "hosts/{name}/health/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
+    ("GET", "hosts/{name}/dcgm/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
+    ("PUT", "hosts/{name}/dcgm/"): (
+        {"url": "http://127.0.0.1:9400"},
+        (403, 403, 403, 404, 404, 200, 403, 403),
+    ),
+    # 409 for the operator: the host has no dcgm-exporter.
+    ("POST", "hosts/{name}/dcgm/remove/"): ({}, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("GET", "hosts/{name}/events/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("GET", "hosts/{name}/diagnostics/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("POST", "hosts/{name}/diagnose/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 202, 403, 403)),
@@ -136,6 +147,14 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
         {"stray_action": "end"},
         (403, 403, 403, 404, 404, 200, 403, 403),
     ),
+    ("GET", "alerts/"): ({}, ALL),
+    ("GET", "alerts/{id}/"): ({}, OWN_TEAM),
+    ("POST", "alerts/{id}/acknowledge/"): ({}, (403, 403, 403, 404, 404, 200, 404, 403)),
+    ("POST", "alerts/{id}/snooze/"): ({"minutes": 60}, (403, 403, 403, 404, 404, 200, 404, 403)),
+    ("GET", "pools/{slug}/alert-rules/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
+    ("PUT", "pools/{slug}/alert-rules/{kind}/"): ({"begin": 95}, (403, 403, 403, 404, 404, 200, 403, 403)),
+    # 409 for the operator: the rule has its default.
+    ("POST", "pools/{slug}/alert-rules/{kind}/reset/"): ({}, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("GET", "health-rules/"): ({}, ALL),
     ("POST", "health-rules/"): ({"code": "xid:999", "meaning": "x", "action": "note"}, OPERATORS_MAKE),
     ("GET", "health-rules/{code}/"): ({}, ALL),
@@ -163,6 +182,8 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "workloads/{id}/sooner/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/windows/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/logs/"): ({}, OWN_TEAM),
+    # 400: the workload has held no GPU.
+    ("GET", "workloads/{id}/report/"): ({}, (400, 400, 400, 404, 404, 400, 404, 400)),
     ("POST", "workloads/{id}/cancel/"): ({}, CHANGE),
     ("POST", "workloads/{id}/extend/"): ({"seconds": 60}, CHANGE),
     ("POST", "workloads/{id}/keep/"): ({"seconds": 60}, CHANGE),
@@ -202,7 +223,22 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "quotas/"): ({}, ALL),
     ("POST", "quotas/requests/"): (QUOTA, (403, 403, 202, 400, 400, 202, 403, 403)),
     ("POST", "budgets/requests/"): (BUDGET, (403, 403, 202, 400, 400, 403, 403, 403)),
+    # 400: the period is missing. test_sample_files.py compares the samples that the roles get.
+    ("GET", "right-sizing/"): ({}, ALL),
+    ("GET", "demand-forecast/"): ({}, ALL),
+    ("GET", "capacity-studies/"): ({}, (403, 403, 403, 403, 403, 200, 200, 200)),
+    ("POST", "capacity-studies/"): (
+        {"pool": "shared", "wait_limit_seconds": 3600},
+        (403, 403, 403, 403, 403, 202, 403, 403),
+    ),
+    ("GET", "capacity-studies/{id}/"): ({}, (403, 403, 403, 403, 403, 200, 200, 200)),
+    ("GET", "samples/"): ({}, (400,) * 8),
+    # 400: the period is missing. test_rollup_files.py compares the rows that the roles get.
+    ("GET", "rollups/"): ({}, (400,) * 8),
+    ("GET", "cubes/"): ({}, (400,) * 8),
     ("GET", "usage/"): ({}, ALL),
+    # 404: there is no answer with this name. test_utilisation_answers.py compares what the roles get.
+    ("GET", "utilisation/{answer}/"): ({}, (404,) * 8),
     ("GET", "charges/"): ({}, ALL),
     ("GET", "charges/{id}/"): ({}, (200, 404, 200, 404, 404, 404, 200, 200)),
     ("GET", "chargeback/"): ({}, (200, 200, 200, 200, 403, 403, 200, 200)),
@@ -210,10 +246,15 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "statements/{month}/"): ({}, (404,) * 8),
     # 400 for finance: nothing is charged in 2199.
     ("GET", "statements/{month}/checks/"): ({}, (403, 403, 403, 403, 403, 403, 400, 400)),
+    ("POST", "statements/{month}/checks/"): ({}, (403, 403, 403, 403, 403, 403, 400, 400)),
     ("POST", "statements/{month}/propose/"): ({}, (403, 403, 403, 403, 403, 403, 400, 403)),
     ("POST", "statements/{month}/close/"): ({}, (403, 403, 403, 403, 403, 403, 400, 403)),
     # 400 for finance and auditors: the address has a month without charges.
     ("GET", "statements/{month}/unusual-spend/"): ({}, (400,) * 8),
+    ("POST", "unusual-spend/{id}/ask/"): (
+        {"question": "a test"},
+        (403, 404, 403, 404, 404, 404, 201, 403),
+    ),
     ("POST", "unusual-spend/{id}/explain/"): (
         {"reason": "a test"},
         (403, 404, 201, 404, 404, 404, 201, 403),
@@ -270,7 +311,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
 
 @pytest.fixture
 def named(today_world: World) -> dict[str, str]:
-    """Create one object of each kind, all of vision, and return their names in URLs."""
+    """Create one object of each kind, in the team vision where it has a team. Return their names in URLs."""
     world, now = today_world, today_world.now
     fields: dict[str, Any] = {
         "actor": world.vision.member,
@@ -317,6 +358,7 @@ def named(today_world: World) -> dict[str, str]:
         "recordings": str(Recording.objects.latest("pk").pk),
         "charges": str(charge_of(notebook, Gpu.objects.earliest("pk")).pk),
         "unusual-spend": str(unusual_spend_of(notebook).pk),
+        "alerts": str(alert_of(notebook).public_id),
         "workloads": str(notebook.public_id),
         "reservations": str(held.public_id),
         "arrays": str(array.public_id),
@@ -329,9 +371,11 @@ def named(today_world: World) -> dict[str, str]:
         "templates": "small",
         "health-rules": "xid:79",
         "statements": "2199-01",
+        "utilisation": "weather",
         "cost-centre-statements": "2199-01/CC-9/1",
         "cost-centres": "CC-1",
         "adjustments": "2199-01-A1",
+        "capacity-studies": str(create_study(world.shared, H100, 3_600, world.operator, now).public_id),
     }
 
 
@@ -366,7 +410,11 @@ def _address(template: str, named: dict[str, str]) -> str:
     if "{" not in rest:
         return template
     start, end = template.index("{"), template.index("}")
-    return template[:start] + named[kind] + template[end + 1 :].replace("{other}", named[kind])
+    return (
+        template[:start]
+        + named[kind]
+        + template[end + 1 :].replace("{other}", named[kind]).replace("{kind}", "hot")
+    )
 
 
 def test_the_table_lists_every_endpoint() -> None:
@@ -381,31 +429,33 @@ def test_the_table_lists_every_endpoint() -> None:
     assert set(TABLE) == real
 
 
-@pytest.mark.timeout(300)
-def test_every_endpoint_answers_every_role_with_the_status_in_the_table(
-    today_world: World, named: dict[str, str], ask: Callable[..., Any]
+@pytest.mark.parametrize(
+    "role", [pytest.param(role, marks=[] if role == "stranger" else pytest.mark.long) for role in ROLES]
+)
+def test_every_endpoint_answers_a_role_with_the_status_in_the_table(
+    today_world: World, named: dict[str, str], ask: Callable[..., Any], role: str
 ) -> None:
     wrong = []
     for (method, template), (body, expected) in TABLE.items():
-        for role, wanted in zip(ROLES, expected, strict=True):
-            answer = ask(role, method, _address(template, named), body)
-            if answer.status_code != wanted:
-                wrong.append(
-                    f"{method} {template} as {role}: {answer.status_code}, wanted {wanted}:"
-                    f" {answer.content[:150]!r}"
-                )
+        wanted = dict(zip(ROLES, expected, strict=True))[role]
+        answer = ask(role, method, _address(template, named), body)
+        if answer.status_code != wanted:
+            wrong.append(
+                f"{method} {template} as {role}: {answer.status_code}, wanted {wanted}:"
+                f" {answer.content[:150]!r}"
+            )
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("role", ["other team", pytest.param("stranger", marks=pytest.mark.long)])
 def test_lists_show_nothing_of_vision_to_other_tenants(
-    today_world: World, named: dict[str, str], ask: Callable[..., Any]
+    today_world: World, named: dict[str, str], ask: Callable[..., Any], role: str
 ) -> None:
     lists = [template for (method, template), _ in TABLE.items() if method == "GET" and "{" not in template]
-    for role in ("other team", "stranger"):
-        for template in lists:
-            page = ask(role, "GET", template, {}).content.decode()
-            assert "secret" not in page, (role, template)
-            assert "vision" not in page, (role, template)
+    for template in lists:
+        page = ask(role, "GET", template, {}).content.decode()
+        assert "secret" not in page, template
+        assert "vision" not in page, template
 
 
 def test_every_endpoint_answers_401_without_authentication(today_world: World, named: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Provide a running edge on its own port, a minimal agent with the wire protocol, and a run behind it.
+"""Provide an edge on its own port, a minimal agent, and a notebook that the edge reaches through the agent.
 
 ``tests/e2e/test_notebook_through_edge.py`` tests the edge with the real agent.
 """
@@ -29,6 +29,7 @@ from scheduler import services
 from scheduler.models import Host, Run, Workload
 from scheduler.state.states import RunState, WorkloadState
 from scheduler.sync import agent_api
+from tests.waiting import DEADLINE_SECONDS, until
 from tests.world import World, build_world
 
 T = TypeVar("T")
@@ -71,7 +72,7 @@ class EdgeSite:
 
 @pytest.fixture
 async def edge_site(transactional_db: None, settings: Any) -> AsyncIterator[EdgeSite]:
-    """Start an edge in this process, for the organisation of tests/world.py as of the current time."""
+    """Write the organisation of tests/world.py at the current time, and start an edge in this process."""
     port = free_port()
     settings.GPUPOOL_EDGE_URL = f"http://127.0.0.1:{port}"
     settings.GPUPOOL_NOTEBOOK_DOMAIN = f"localhost:{port}"
@@ -82,13 +83,6 @@ async def edge_site(transactional_db: None, settings: Any) -> AsyncIterator[Edge
     ):
         await until(lambda: edge.bus.connected)
         yield EdgeSite(edge, port, world, session)
-
-
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    """Wait until the condition is true. Raises TimeoutError after `seconds`."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def give_credential(host: Host) -> str:
@@ -161,7 +155,7 @@ class SmallAgent:
         assert self.socket is not None
         await self.socket.send_str(frame if isinstance(frame, str) else protocol.encode(frame))
 
-    async def receive(self, seconds: float = 5.0) -> Any:
+    async def receive(self, seconds: float = DEADLINE_SECONDS) -> Any:
         """Return the next frame from the edge."""
         assert self.socket is not None
         if self.received is not None:
@@ -173,7 +167,7 @@ class SmallAgent:
     async def receive_answer(self, sequence: int) -> protocol.Desired:
         """Return the edge's answer to the report ``sequence``. Skips other frames."""
         while True:
-            frame = await self.receive(seconds=10)
+            frame = await self.receive()
             assert isinstance(frame, protocol.Desired), frame
             if frame.answers == sequence:
                 return frame

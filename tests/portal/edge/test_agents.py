@@ -27,8 +27,8 @@ from tests.portal.edge.conftest import (
     observed,
     run_orm,
     running_notebook,
-    until,
 )
+from tests.waiting import DEADLINE_SECONDS, until
 
 
 def nudge(edge_site: EdgeSite, host: Host) -> None:
@@ -289,7 +289,7 @@ def open_stream(edge_site: EdgeSite, credential: str, key: str) -> Any:
 
 
 async def refusal_reason(stream: aiohttp.ClientWebSocketResponse) -> str:
-    frame = protocol.decode((await stream.receive(timeout=5)).data, protocol.FRAMES_DOWN)
+    frame = protocol.decode((await stream.receive(timeout=DEADLINE_SECONDS)).data, protocol.FRAMES_DOWN)
     assert isinstance(frame, protocol.Refused)
     return frame.reason
 
@@ -480,12 +480,12 @@ async def test_an_agent_that_floods_is_throttled_and_others_are_not(
     taken_in = metrics.FRAMES.labels("samples")._value.get
     before, began = taken_in(), time.monotonic()
     flooding = asyncio.create_task(flood())
-    await until(lambda: taken_in() - before > 20, seconds=60)
+    await until(lambda: taken_in() - before > 20)
     taken = taken_in() - before
     allowed = 5 + connection.FRAMES_PER_SECOND * (time.monotonic() - began) + 1
     assert taken <= allowed
     await other.send(observed(host="beta"))
-    assert isinstance(await other.receive(seconds=60), protocol.Desired)
+    assert isinstance(await other.receive(), protocol.Desired)
     flooding.cancel()
     await other.close()
 
@@ -519,7 +519,7 @@ async def test_an_agent_that_does_not_read_blocks_nobody(
     await other.connect()
     await other.send(observed())
     assert (await other.receive()).host == "beta"
-    await until(lambda: not edge_site.edge.agents.is_connected(agent.host.pk), seconds=60)
+    await until(lambda: not edge_site.edge.agents.is_connected(agent.host.pk))
     await other.close()
 
 

@@ -21,7 +21,8 @@ from portal.redis_state.access_revocation import ACCESS_CHANNEL
 from portal.services.people import teams
 from scheduler.runs import logs
 from scheduler.state.nudge import PAGE_CHANNEL
-from tests.portal.edge.conftest import EdgeSite, SmallAgent, observed, run_orm, running_notebook, until
+from tests.portal.edge.conftest import EdgeSite, SmallAgent, observed, run_orm, running_notebook
+from tests.waiting import until
 
 
 def sign_in(user: User) -> str:

@@ -23,8 +23,9 @@ from portal.edge.agents import database_calls
 from portal.edge.runtime.database_threads import DatabaseThreads
 from portal.edge.workspaces import access, access_cache
 from scheduler.sync import agent_api as scheduler_api
-from tests.portal.edge.conftest import EdgeSite, Notebook, SmallAgent, free_port, observed, run_orm, until
+from tests.portal.edge.conftest import EdgeSite, Notebook, SmallAgent, free_port, observed, run_orm
 from tests.scheduler.conftest import test_database_url as database_url
+from tests.waiting import until
 
 
 def cut_database_connections(url: str) -> int:
@@ -146,11 +147,11 @@ async def test_after_a_redis_outage_every_agent_receives_its_desired_state_again
                     store.client_kill_filter(_id=client["id"])
 
     await asyncio.to_thread(cut)
-    assert isinstance(await agent.receive(seconds=5), protocol.Desired)
+    assert isinstance(await agent.receive(), protocol.Desired)
     await until(lambda: edge_site.edge.bus.connected)
 
 
-async def test_the_process_reports_errors_serves_and_stops_in_time(
+async def test_the_edge_process_answers_requests_and_rejects_bad_ports_and_stops_in_time(
     transactional_db: None, tmp_path: Path
 ) -> None:
     port, figures = free_port(), free_port()

@@ -23,8 +23,9 @@ from scheduler import services
 from scheduler.models import Host
 from scheduler.state import nudge
 from scheduler.sync import agent_api
-from tests.portal.edge.conftest import Notebook, SmallAgent, observed, run_orm, until
+from tests.portal.edge.conftest import Notebook, SmallAgent, observed, run_orm
 from tests.portal.edge.test_agents import revoke
+from tests.waiting import DEADLINE_SECONDS, until
 
 ENDED = (
     aiohttp.WSMsgType.CLOSE,
@@ -38,7 +39,7 @@ async def socket_echoes(socket: aiohttp.ClientWebSocketResponse) -> bool:
     """Return True if a message sent over this socket reaches the run and comes back."""
     try:
         await socket.send_str("anybody there?")
-        return bool((await socket.receive(timeout=5)).data == "anybody there?")
+        return bool((await socket.receive(timeout=DEADLINE_SECONDS)).data == "anybody there?")
     except ConnectionError:
         return False
 
@@ -66,7 +67,7 @@ async def test_a_revoked_agent_receives_no_more_workspace_traffic(
     in_use = await notebook.socket(cookie)
     assert await socket_echoes(in_use)
     await run_orm(revoke, agent.host)
-    assert (await in_use.receive(timeout=5)).type in ENDED
+    assert (await in_use.receive(timeout=DEADLINE_SECONDS)).type in ENDED
     assert agent.edge_site.edge.agents.streams.hosts() == []
     assert 200 not in [(await notebook.get(f"/lab?{n}", cookie)).status for n in range(2)]
 
@@ -78,7 +79,7 @@ async def test_streams_end_if_the_agent_is_revoked_while_disconnected(
     await drop_agent_connection(agent)
     assert await socket_echoes(in_use), "a lost connection closes no socket"
     await run_orm(revoke, agent.host)
-    assert (await in_use.receive(timeout=5)).type in ENDED
+    assert (await in_use.receive(timeout=DEADLINE_SECONDS)).type in ENDED
     assert agent.edge_site.edge.agents.streams.hosts() == []
 
 
@@ -99,7 +100,7 @@ async def test_streams_of_the_previous_agent_end_when_another_agent_joins(
     assert await socket_echoes(in_use)
     await other.send(observed(instance="another installation"))
     assert isinstance(await other.receive(), protocol.Desired)
-    assert (await in_use.receive(timeout=5)).type in ENDED
+    assert (await in_use.receive(timeout=DEADLINE_SECONDS)).type in ENDED
     await other.close()
 
 

@@ -38,9 +38,8 @@ from tests.portal.edge.conftest import (
     entry_code,
     run_orm,
     running_notebook,
-    until,
 )
-from tests.waiting import until_unchanged
+from tests.waiting import until, until_unchanged
 
 
 async def received_request(answer: aiohttp.ClientResponse) -> dict[str, Any]:
@@ -505,6 +504,7 @@ async def test_a_workspace_opened_with_a_token_closes_when_the_token_is_revoked(
     assert (await others.receive()).data == "still here"
 
 
+@pytest.mark.long  # a short test checks the same for an ended session
 @pytest.mark.parametrize("how", ["revoked_at", "expires_at"])
 async def test_sockets_of_a_revoked_token_are_closed_even_without_a_hint(
     notebook: Notebook, how: str
@@ -568,7 +568,7 @@ async def test_a_browser_that_does_not_read_is_disconnected_as_well(
     monkeypatch.setattr(access_cache, "DECISION_TTL_SECONDS", 600.0)  # only the hint can end the access
     await run_orm(set_state, notebook.run, WorkloadState.ENDED)
     await asyncio.to_thread(publish_hint, ACCESS_CHANNEL)
-    await until(lambda: not notebook.edge_site.edge.access_cache._open, seconds=60)
+    await until(lambda: not notebook.edge_site.edge.access_cache._open)
     writer.transport.abort()
 
 

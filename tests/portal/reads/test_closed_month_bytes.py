@@ -154,6 +154,7 @@ CHANGES: dict[str, Callable[[World], object]] = {
 }
 
 
+@pytest.mark.long  # test_exports.py has one file of each kind in the short part
 def test_no_change_after_the_close_alters_a_file_of_the_month(closed: World) -> None:
     before = files_of(closed.finance)
     assert len(before) > 2 * len(EXPORT_KINDS)

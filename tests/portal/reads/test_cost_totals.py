@@ -10,7 +10,7 @@ from tests.telemetry.rows import at, cost_centre, hold, price, workload
 from tests.world import A100, H100, World, units_of
 
 
-def test_the_cost_so_far_is_the_charges_and_the_held_time_since(world: World) -> None:
+def test_the_cost_so_far_has_the_charges_and_the_held_time_after_the_last_charge(world: World) -> None:
     for model in (H100, A100):
         price(model, "2.40", since=at(0, day=1))
     cost_centre(world.vision, "CC-100", at(0, day=1))

@@ -1,4 +1,4 @@
-"""Test the PDF of a cost centre that has statements in two currencies: one is chosen by its currency."""
+"""Test the PDF of a cost centre that has statements in two currencies: a currency selects the statement."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from telemetry.money import statements
 from telemetry.money.charges import charge_all_gpus
 from tests.telemetry.rows import at, hold, workload
 from tests.telemetry.test_currencies import AFTER, APRIL, MARCH, change_of_currency, priced_world
-from tests.world import World, units_of
+from tests.world import World, units_of, world_fixture
 
 pytestmark = pytest.mark.django_db
 AFTER_APRIL = at(2, day=1).replace(month=5)
 BOTH = ["JPY", "EUR"]
 
 
-@pytest.fixture
-def april(world: World) -> World:
+def write_april(world: World) -> World:
     """Charge vision in JPY in April, and correct its March, which was charged in EUR."""
     change_of_currency(world)
     start = at(9, day=4).replace(month=4)
@@ -39,6 +38,9 @@ def april(world: World) -> World:
     hold(workload(world, world.vision), unit, start, start.replace(hour=12), end_code="finished")
     charge_all_gpus(AFTER_APRIL)
     return world
+
+
+april = world_fixture(write_april)
 
 
 def pdf(viewer: User, code: str = "CC-100", **given: str) -> ExportDownload:
@@ -69,7 +71,7 @@ def test_each_currency_of_a_cost_centre_has_its_own_file(april: World, state: st
     assert sorted(ours) == sorted(made)
 
 
-def test_the_currency_is_needed_and_must_be_one_of_the_statements(april: World) -> None:
+def test_the_currency_is_required_and_must_be_the_currency_of_a_statement(april: World) -> None:
     assert refusal(april.finance) == {
         "currency": "currency is missing; allowed: JPY, EUR, because CC-100 has a statement in each."
     }

@@ -19,7 +19,7 @@ from portal.models import User
 from portal.reads.money.exports import document_texts, export_download
 from portal.services.money import months
 from scheduler.models import Project, Workload
-from telemetry.exports.documents.statement_pdf import TEMPLATE, statement_data, statement_pdf
+from telemetry.exports.documents.statement_pdf import TEMPLATE, document_data, set_document, statement_data
 from telemetry.models import CostCentreStatement, Statement
 from telemetry.reads import statement_document as reads
 from telemetry.reads.statement_document import DocumentRow, StatementDocument
@@ -81,6 +81,10 @@ def document_of(rows: list[DocumentRow], closed: bool = True) -> StatementDocume
     return StatementDocument(row, tuple(rows), (), (ATTACKS[2],), (), None)
 
 
+def pdf_of(document: StatementDocument, decimals: int) -> bytes:
+    return set_document(document_data(document, decimals, document_texts()))
+
+
 def query(document: StatementDocument, label: str) -> list[dict[str, Any]]:
     """Return the values that the template marks with a label."""
     data = json.dumps(statement_data(document, 2, document_texts()))
@@ -94,21 +98,21 @@ def download(viewer: User, kind: str, **where: Any) -> bytes:
 
 def test_no_name_is_read_as_markup() -> None:
     rows = [replace(ROW, project=name, person=name, workload=name, model=name) for name in ATTACKS]
-    file = statement_pdf(document_of(rows), 2, document_texts())
+    file = pdf_of(document_of(rows), 2)
     assert file.startswith(b"%PDF-") and file.rstrip().endswith(b"%%EOF")
     [first, *_] = statement_data(document_of(rows), 2, document_texts())["lines"]
     assert first["work"] == "#panic()"
     assert len(query(document_of(rows), "charged-line")) == len(ATTACKS)
 
 
-def test_a_name_is_shown_on_one_line_without_marks_of_direction_and_long_words_can_be_broken() -> None:
+def test_a_name_has_one_line_and_no_bidi_control_characters_and_its_long_words_can_be_broken() -> None:
     rows = [replace(ROW, workload=name) for name in ATTACKS]
     shown = [line["work"] for line in statement_data(document_of(rows), 2, document_texts())["lines"]]
     assert shown[5:7] == ["gnp.exe x", "two lines and"]
     assert shown[8].count("\u200b") == 4 and shown[8].replace("\u200b", "") == "x" * 80
 
 
-def test_each_page_carries_the_sum_of_the_lines_so_far_to_the_next() -> None:
+def test_each_page_ends_with_a_subtotal_with_which_the_next_page_begins() -> None:
     rows = [replace(ROW, project=f"p{n // 7}", amount=Decimal(n) / 100, workload=f"w{n}") for n in range(100)]
     carried = query(document_of(rows), "carried")
     brought = query(document_of(rows), "brought")
@@ -121,10 +125,10 @@ def test_each_page_carries_the_sum_of_the_lines_so_far_to_the_next() -> None:
 
 def test_the_same_document_has_the_same_bytes_and_an_open_month_is_marked() -> None:
     closed, provisional = document_of([ROW]), document_of([ROW], closed=False)
-    assert statement_pdf(closed, 2, document_texts()) == statement_pdf(closed, 2, document_texts())
+    assert pdf_of(closed, 2) == pdf_of(closed, 2)
     data = statement_data(provisional, 2, document_texts())
     assert data["provisional"] and not data["digest"] and not data["signatures"]
-    assert statement_pdf(provisional, 2, document_texts()) != statement_pdf(closed, 2, document_texts())
+    assert pdf_of(provisional, 2) != pdf_of(closed, 2)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,7 @@ def test_amounts_have_the_decimals_of_the_currency(decimals: int, amount: str, s
     document = document_of([replace(ROW, amount=Decimal(amount))])
     data = statement_data(document, decimals, document_texts())
     assert data["total"] == data["lines"][0]["amount"] == shown
-    assert statement_pdf(document, decimals, document_texts())
+    assert pdf_of(document, decimals)
 
 
 def test_a_statement_with_many_workloads_has_the_same_sums_in_fewer_rows(
@@ -193,7 +197,7 @@ def test_a_statement_of_an_open_month_has_the_present_names_and_charges(
         ("finance", "pdf-zip", {"cost_centre": "CC-vision"}, 404),
     ],
 )
-def test_statements_are_for_people_who_see_all_charges_and_have_no_other_filters(
+def test_an_export_of_statements_needs_the_right_to_see_all_charges_and_accepts_no_other_filter(
     world: World, charged: Workload, role: str, kind: str, where: dict[str, str], status: int
 ) -> None:
     client = Client()

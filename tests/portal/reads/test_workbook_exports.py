@@ -103,7 +103,7 @@ def test_names_are_text_in_every_sheet_and_leave_the_file_valid(world: World, ch
     for name in ATTACKS:
         Team.with_removed.filter(pk=world.vision.team.pk).update(name=name)
         Project.objects.filter(pk=world.vision.project.pk).update(name=name)
-        book = workbook_of(world.finance)
+        book = workbook_of(world.finance, {"team": world.vision.team.pk})
         rows = sheets_of(book)["Statement lines"]
         shown = {row["C"] for row in rows if row.get("G") == "used"}
         assert shown == {f"'{name}" if name.startswith("<r>") else name.replace("_x0041_", "_x005F_x0041_")}

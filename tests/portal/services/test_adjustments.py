@@ -20,26 +20,30 @@ from portal.notices import delivery
 from portal.services.money import billing_modes, months
 from portal.services.money.adjusting import decisions
 from portal.services.money.adjusting.drafts import AdjustmentRequest
+from portal.wording.chargeback import adjustment_texts as texts
 from scheduler.models import Workload
 from telemetry.models import Adjustment, Charge, CostCentre, CostCentreStatement
 from telemetry.money.shared_idle import assign_due_cents
 from tests.portal.charged_january import MONTH, charged
 from tests.portal.reads.test_workbook_exports import sheets_of
+from tests.seeds import first_cases
 from tests.telemetry.rows import directory
-from tests.world import World, make_user
+from tests.world import World, make_user, world_fixture
 
 __all__ = ["charged"]
 pytestmark = pytest.mark.django_db
 JANUARY = dt.date(2026, 1, 1)
 
 
-@pytest.fixture
-def january(world: World, charged: Workload) -> World:
+def write_january(world: World) -> World:
     """Return the organisation with a charged January and its cost centre in the directory."""
     directory("CC-vision", "CC-other")
     with transaction.atomic():
         assign_due_cents()
     return world
+
+
+january = world_fixture(write_january, after=charged)
 
 
 @pytest.fixture
@@ -73,22 +77,29 @@ def line_of(workload: Workload) -> Charge:
 
 @pytest.mark.parametrize(
     ("given", "field", "words"),
-    [
-        ({"amount": "0"}, "amount", "not 0"),
-        ({"amount": "1.005"}, "amount", "2 decimals"),
-        ({"amount": "x"}, "amount", "allowed"),
-        ({"amount": "-1E+9999999"}, "amount", "to 1,000,000,000"),
-        ({"kind": "gift"}, "kind", "adjustment, credit"),
-        ({"reason": ""}, "reason", "1 to 1000"),
-        ({"cost_centre": "CC-99"}, "cost_centre", "such as CC-other"),
-        ({"month": dt.date(2199, 1, 1)}, "month", "not closed"),
-        ({"kind": "credit"}, "charge", "exactly one"),
-        ({"charge": 1}, "charge", "only a credit"),
-        ({"kind": "credit", "charge": 999_999_999}, "charge", "the id of a charge line"),
-        ({"kind": "credit", "line": 999_999_999}, "line", "the id of a statement line"),
-        ({"kind": "credit", "credited_month": JANUARY, "amount": "5"}, "amount", "a negative amount"),
-        ({"kind": "credit", "credited_month": dt.date(2020, 1, 1)}, "credited_month", "a month with charges"),
-    ],
+    first_cases(
+        4,
+        [
+            ({"amount": "0"}, "amount", "not 0"),
+            ({"amount": "1.005"}, "amount", "2 decimals"),
+            ({"amount": "x"}, "amount", "allowed"),
+            ({"amount": "-1E+9999999"}, "amount", "to 1,000,000,000"),
+            ({"kind": "gift"}, "kind", "adjustment, credit"),
+            ({"reason": ""}, "reason", "1 to 1000"),
+            ({"cost_centre": "CC-99"}, "cost_centre", "such as CC-other"),
+            ({"month": dt.date(2199, 1, 1)}, "month", "not closed"),
+            ({"kind": "credit"}, "charge", "exactly one"),
+            ({"charge": 1}, "charge", "only a credit"),
+            ({"kind": "credit", "charge": 999_999_999}, "charge", "the id of a charge line"),
+            ({"kind": "credit", "line": 999_999_999}, "line", "the id of a statement line"),
+            ({"kind": "credit", "credited_month": JANUARY, "amount": "5"}, "amount", "a negative amount"),
+            (
+                {"kind": "credit", "credited_month": dt.date(2020, 1, 1)},
+                "credited_month",
+                "a month with charges",
+            ),
+        ],
+    ),
 )
 def test_wrong_input_is_refused_with_field_value_and_allowed_values(
     january: World, given: dict[str, Any], field: str, words: str
@@ -124,7 +135,7 @@ def test_a_retired_cost_centre_gets_credits_only(january: World) -> None:
     assert propose(january.finance, kind="credit", credited_month=JANUARY).state == "proposed"
 
 
-def test_the_chargeback_page_opens_a_cost_centre_with_an_adjustment_only(
+def test_the_chargeback_page_shows_a_cost_centre_that_has_no_charge_but_an_adjustment(
     january: World, second: User
 ) -> None:
     approve(second, propose(january.finance, cost_centre="CC-other", amount="4.25"))
@@ -214,9 +225,36 @@ def test_the_pages_propose_show_the_effect_and_approve(january: World, second: U
     other = signed_in(second)
     assert other.post(url, {"verb": "reject", "note": ""}).status_code == 400
     assert other.post(url, {"verb": "approve"}).status_code == 302
-    assert "slow host" in other.get(reverse("adjustments")).content.decode()
+    listed = other.get(reverse("adjustments")).content.decode()
+    assert "slow host" in listed and texts.STATES["approved"] in listed
     taken_back = other.post(url, {"verb": "withdraw", "reason": "wrong"}).headers["Location"]
     assert taken_back != url and "withdraws it" in other.get(url).content.decode()
+    waiting = other.get(reverse("adjustments"), {"month": "2026-01"}).content.decode()
+    assert texts.STATES["proposed"] in waiting
+    assert (
+        "No credit or adjustment" in other.get(reverse("adjustments"), {"month": "2026-02"}).content.decode()
+    )
+
+
+@pytest.mark.parametrize(("amount", "operator"), [("-12.50", "+"), ("12.50", "−")])
+def test_the_equation_subtracts_the_adjustments_in_a_term_of_their_own(
+    january: World, second: User, amount: str, operator: str
+) -> None:
+    """The first term of the equation is the amount that the page shows as charged."""
+    approve(second, propose(january.finance, amount=amount))
+    client = signed_in(january.finance)
+    context = client.get(reverse("chargeback"), {"month": MONTH}).context
+    equation = context["overview"]["equation"]
+    terms = {term["label"]: term for term in equation["terms"]}
+    assert terms["Charged"]["amount"] == context["overview"]["hero"]["charged"]
+    taken_out = terms["Adjustments taken out"]
+    assert (taken_out["operator"], taken_out["amount"]) == (operator, "12.50")
+    assert taken_out["url"] == f"{reverse('adjustments')}?month={MONTH}" and equation["holds"]
+    found = client.get("/api/v1/chargeback/", {"month": MONTH}).json()["overview"]["equation"]
+    *left, cost = [Decimal(term["amount"]) * (term["sign"] or 1) for term in found["terms"]]
+    assert sum(left) == cost and [term["key"] for term in found["terms"]][1] == "adjusted"
+    columns = list(zip(*[pool["amounts"] for pool in equation["pools"]], strict=True))
+    assert [abs(sum(column)) for column in columns] == [abs(Decimal(t["amount"])) for t in found["terms"]]
 
 
 def test_the_effect_on_a_statement_leaves_showback_out(january: World) -> None:

@@ -19,7 +19,7 @@ from portal.services.money import budgets, rate_card
 from portal.services.people import accounts, api_tokens, teams
 from portal.services.work import workload_preview
 from scheduler.core.model.slots import SLOTS_PER_GPU
-from scheduler.models import Host, JoinToken, Workload
+from scheduler.models import Host, JoinToken, Team, Workload
 from scheduler.state import nudge
 from telemetry.models import Budget, CostCentre, HealthRule, Price
 from telemetry.money.pricing.billing_currencies import load_billing_currencies
@@ -275,6 +275,15 @@ def test_a_budget_belongs_to_a_team_or_project_and_to_this_or_a_later_month(worl
             budgets.set_budget(actor=world.finance, now=world.now, **(fields | changes))
 
 
+def test_a_removed_team_and_its_projects_get_no_budget(world: World) -> None:
+    Team.objects.filter(pk=world.vision.team.pk).update(removed_at=world.now)
+    fields: dict[str, Any] = {"actor": world.finance, "month": date(2026, 3, 1), "amount": "1"}
+    for owner in ({"team": world.vision.team}, {"project": world.vision.project}):
+        with pytest.raises(Invalid, match="team is Vision, which was removed"):
+            budgets.set_budget(now=world.now, **fields, **owner)
+    assert not Budget.objects.exists()
+
+
 def test_a_budget_of_a_quarter_begins_in_its_first_month_and_may_be_of_a_cost_centre(world: World) -> None:
     CostCentre.objects.create(code="CC-77", created_at=world.now)
     fields: dict[str, Any] = {"actor": world.finance, "cost_centre": "CC-77", "amount": "5", "now": world.now}
@@ -352,7 +361,7 @@ def test_each_rule_keeps_its_original_action_and_can_be_reset_to_it(world: World
     )
 
 
-def test_a_rule_can_be_added_for_a_new_code_and_only_such_a_rule_removed(world: World) -> None:
+def test_a_rule_can_be_added_for_a_new_code_and_only_added_rules_can_be_removed(world: World) -> None:
     fields: dict[str, Any] = {"actor": world.operator, "code": "xid:999", "now": world.now}
     made = health.add_health_rule(**fields, meaning="seen twice before a board died", action="warn")
     assert (made.origin, made.repeats, made.counts, made.source) == (

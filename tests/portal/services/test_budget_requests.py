@@ -1,4 +1,4 @@
-"""Test requests for another budget: a lead asks, finance decides."""
+"""Test requests for a new budget: a lead asks, finance decides."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ask(world: World, **changes: Any) -> Submission:
     return request_budget(**(fields | changes))
 
 
-def test_finance_approves_another_budget_and_its_action_stays(world: World) -> None:
+def test_an_approved_request_changes_the_amount_of_a_budget_and_keeps_its_action(world: World) -> None:
     budget = Budget.objects.create(team=world.vision.team, month=MARCH, amount="100", action="refuse_new")
     row = ask(world)
     budget.refresh_from_db()

@@ -175,7 +175,7 @@ def test_the_database_refuses_a_second_waiting_change_of_a_reservation(committed
     assert isinstance(change_request(committed, row, end=row.end + timedelta(hours=1))(), Submission)
 
 
-def test_a_new_end_does_not_restore_the_start_from_before_a_move(committed: World) -> None:
+def test_a_change_of_the_end_does_not_undo_a_move_of_the_reservation(committed: World) -> None:
     row = changeable(committed, units=1)
     longer = change_request(committed, row, end=row.end + timedelta(hours=1))
     change_request(committed, row, start=row.start + timedelta(hours=2))()

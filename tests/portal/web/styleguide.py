@@ -143,7 +143,10 @@ def _figures_in_words() -> dict[str, Any]:
         ],
         "charge_scope": {
             "sentence": "As finance you see the charges of every team.",
-            "others": ["A team lead sees those of the team.", "A member sees the own charges."],
+            "others": [
+                "The lead of a team sees all charges of the team.",
+                "Everybody sees their own charges.",
+            ],
         },
         "forecast": {"expected": 6240, "low": 5900, "high": 6600},
         "quotas": [

@@ -109,8 +109,12 @@ def test_no_windows_are_offered_if_none_can_be_reserved(world: World) -> None:
     assert operator.context["detail"]["windows"] == [], "not for a user who may not reserve for the project"
 
 
+@pytest.mark.long
 def test_offered_windows_respect_the_cap_per_user(world: World) -> None:
-    """Apply the limit of the viewer: a team mate without reservations is offered earlier windows."""
+    """The cap counts the reservations of the viewer.
+
+    A team mate who has no reservation is offered earlier windows.
+    """
     mine, now = waiting(world), world.now + 2 * MINUTE
     Pool.objects.update(most_gpus_per_user=4)
     world.shared.refresh_from_db()
@@ -140,10 +144,11 @@ def test_offered_windows_respect_the_cap_per_user(world: World) -> None:
         assert client.post("/api/v1/reservations/", offered[0]["request"], format="json").status_code == 201
 
 
+@pytest.mark.long
 def test_offered_windows_respect_a_budget_that_stops_borrowing(world: World) -> None:
-    """Reserve five of the eight GPUs that vision is guaranteed.
+    """Offer no window until the team may borrow again.
 
-    A window of four GPUs would then borrow one GPU, and the closed budget does not allow that yet.
+    The team has reserved five of its eight guaranteed GPUs. A reservation of four GPUs would borrow one GPU.
     """
     mine, now, opens = waiting(world), world.now + 2 * MINUTE, world.now + 20 * HOUR
     Pool.objects.update(approval_above_gpus=8)

@@ -14,12 +14,13 @@ from rest_framework.test import APIClient
 
 from portal.models import User
 from portal.reads.money.charge_line import charge_line
-from portal.wording.charge_line_texts import UNCHARGED_BUCKETS
+from portal.wording.chargeback.charge_line_texts import UNCHARGED_BUCKETS
 from scheduler.models import Pool, Workload
 from telemetry.core.charge_model import CHARGED_BUCKETS, ChargeBucket
-from telemetry.models import Charge, Rollup
+from telemetry.models import Charge
 from tests.architecture.sources import ROOT
 from tests.portal.charged_january import HELD, charged
+from tests.telemetry.rows import store_rollup
 from tests.world import World
 
 __all__ = ["charged"]
@@ -47,12 +48,11 @@ def answer(user: User, line: Charge) -> Any:
 def write_rollup(line: Charge, resolution: int, start: datetime, utilisation: float | None) -> None:
     """Write a rollup whose unit is held for the whole time. Samples cover half of the time."""
     assert line.allocation is not None
-    Rollup.objects.create(
-        resolution=resolution,
-        bucket=start,
-        unit=line.allocation.unit,
-        allocation=line.allocation,
-        held_seconds=resolution,
+    store_rollup(
+        resolution,
+        start,
+        line.allocation.unit,
+        line.allocation,
         covered_seconds=resolution / 2,
         samples=3,
         utilisation_seconds=None if utilisation is None else utilisation * resolution / 2,
@@ -142,7 +142,7 @@ def test_the_api_has_the_figures_of_the_page(world: World, line: Charge, charged
 # -- use -----------------------------------------------------------------------------------------------------
 
 
-def test_the_use_of_the_window_is_summed_from_its_minutes_by_hour(world: World, line: Charge) -> None:
+def test_the_use_of_a_line_is_summed_by_hour_from_minute_rollups(world: World, line: Charge) -> None:
     for minute, utilisation in ((0, 0.2), (1, 0.6), (90, None)):
         write_rollup(line, 60, HELD[0] + timedelta(minutes=minute), utilisation)
     write_rollup(line, 60, HELD[0] - timedelta(minutes=1), 1.0)  # before the line

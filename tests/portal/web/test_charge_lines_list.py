@@ -41,7 +41,7 @@ def test_a_day_and_a_bucket_select_their_lines(world: World, charged: Workload) 
     assert lines_of(listed(world.finance, day="2026-01-05", bucket="used")) == set()
 
 
-def test_several_buckets_are_one_filter_and_show_the_owners_cost_to_finance_only(
+def test_one_filter_selects_several_buckets_and_only_finance_sees_the_owners_cost(
     world: World, charged: Workload
 ) -> None:
     answer = listed(world.finance, bucket="unallocated,maintenance", day=DAY)
@@ -51,7 +51,9 @@ def test_several_buckets_are_one_filter_and_show_the_owners_cost_to_finance_only
     assert "Owner" not in listed(world.vision.lead, bucket="unallocated").content.decode()
 
 
-def test_the_use_of_the_month_and_its_corrections_are_told_apart(world: World, charged: Workload) -> None:
+def test_a_filter_separates_the_use_of_the_month_from_its_corrections(
+    world: World, charged: Workload
+) -> None:
     line = Charge.objects.filter(workload=charged).earliest("pk")
     copied = {
         field.attname: getattr(line, field.attname)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -19,15 +21,17 @@ from portal.reads.money import charge_tree as reads
 from portal.reads.money import chargeback
 from portal.reads.money.charge_tree import TreeLevel, TreeNode, TreeQuery, charge_tree, tree_levels
 from portal.web.money.charges import lines as charge_lines_page
-from portal.wording.pages import charge_tree_texts
+from portal.wording.pages.money import charge_tree_texts
 from scheduler.models import Workload
 from telemetry.models import Budget, Charge, ChargeCell
+from telemetry.money.closing.statement_months import load_statement_months
 from telemetry.reads.chargeback import charge_lines
 from telemetry.reads.charges_before import charges_before, compared_day_count, is_compared
 from tests.portal.charged_january import MONTH, charged
+from tests.seeds import first_cases
 from tests.telemetry.conftest import rates
 from tests.telemetry.test_cents import late_fact_about_march
-from tests.world import World
+from tests.world import World, world_fixture
 
 __all__ = ["charged", "rates"]
 pytestmark = pytest.mark.django_db
@@ -86,7 +90,9 @@ def assert_adds_up(level: TreeLevel) -> None:
 
 
 @pytest.mark.parametrize("role", ["finance", "auditor", "lead", "member"])
-@pytest.mark.parametrize("by", ["cost_centre", "team", "type", "bucket"])
+@pytest.mark.parametrize(
+    "by", ["cost_centre", *(pytest.param(by, marks=pytest.mark.long) for by in ("team", "type", "bucket"))]
+)
 def test_a_row_equals_the_sum_of_the_rows_below_it_for_every_role(
     world: World, charged: Workload, role: str, by: str
 ) -> None:
@@ -128,7 +134,17 @@ def test_one_level_takes_the_same_number_of_queries_however_many_rows_are_open(
     assert counts[1] == counts[2]
 
 
-@pytest.mark.parametrize("column", reads.SORT_COLUMNS)
+# The order of these columns is the order of one number of the rows, as that of "charged".
+SORTED_LIKE_CHARGED = ("used", "idle", "reserved_unused", "unmeasured", "since", "budget", "gpu_hours")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pytest.param(column, marks=[pytest.mark.long] if column in SORTED_LIKE_CHARGED else [])
+        for column in reads.SORT_COLUMNS
+    ],
+)
 def test_each_column_sorts_the_rows_of_a_level_and_says_so(
     world: World, charged: Workload, column: str
 ) -> None:
@@ -142,7 +158,10 @@ def test_each_column_sorts_the_rows_of_a_level_and_says_so(
         assert 'aria-sort="descending"' in down.content.decode()
 
 
-@pytest.mark.parametrize("text", ["fit", "FIT", "vision", "cc-vis", "member"])
+@pytest.mark.parametrize(
+    "text",
+    ["FIT", "member", *(pytest.param(text, marks=pytest.mark.long) for text in ("fit", "vision", "cc-vis"))],
+)
 def test_a_search_opens_the_way_to_each_row_that_it_finds(world: World, charged: Workload, text: str) -> None:
     if text == "member":
         text = world.vision.member.username[1:]
@@ -174,18 +193,48 @@ def test_a_long_level_is_shown_in_pages(
     assert "open=%401" in first.context["rows"][1]["next"]
 
 
+def test_the_file_has_the_open_rows_of_the_page(
+    world: World, charged: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has all rows of a long level, also those on its other pages."""
+    path, query = job_path(world, charged), {"sort": "name"}
+    page = get(world.finance, open=texts(path[:2]), **query)
+    monkeypatch.setattr(reads, "ROWS_PER_LEVEL", 1)
+    file = get(world.finance, open=texts(path[:2]), format="csv", **query)
+    *rows, total, _ = csv.DictReader(io.StringIO(b"".join(file).decode()))
+    shown = [row for row in page.context["rows"] if row["kind"] == "group"]
+    assert [(int(row["level"]) - 1, Decimal(row["charged"])) for row in rows] == [
+        (row["depth"], row["group"].charged) for row in shown
+    ]
+    assert {row["level"] for row in rows} == {"1", "2", "3"}
+    team, project = world.vision.team.name, world.vision.project.name
+    assert [row["project"] for row in rows if row["team"] == team] == ["", project]
+    first_level = sum(Decimal(row["charged"]) for row in rows if row["level"] == "1")
+    assert total["level"] == "0" and Decimal(total["charged"]) == first_level
+
+
+def test_the_file_of_a_search_has_the_found_rows(world: World, charged: Workload) -> None:
+    file = get(world.finance, q="fit", format="csv")
+    *rows, _, _ = csv.DictReader(io.StringIO(b"".join(file).decode()))
+    assert [row["level"] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert rows[-1]["workload"] == "fit"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("open", "CC-nowhere"),
-        ("open", "CC-vision/x"),
-        ("open", "CC-vision/91000001"),
-        ("open", "CC-vision@x"),
-        ("open", "1/2/3/4/5/6"),
-        ("sort", "size"),
-        ("by", "planet"),
-        ("q", "x" * 81),
-    ],
+    first_cases(
+        2,
+        [
+            ("open", "CC-nowhere"),
+            ("open", "CC-vision/x"),
+            ("open", "CC-vision/91000001"),
+            ("open", "CC-vision@x"),
+            ("open", "1/2/3/4/5/6"),
+            ("sort", "size"),
+            ("by", "planet"),
+            ("q", "x" * 81),
+        ],
+    ),
 )
 def test_an_unknown_part_of_the_address_is_refused(
     world: World, charged: Workload, name: str, value: str
@@ -211,6 +260,7 @@ def test_a_row_that_the_viewer_may_not_see_answers_like_one_that_does_not_exist(
     assert hidden.replace("CC-vision", "CC-visioX") == missing
 
 
+@pytest.mark.long
 def test_each_row_leads_to_the_lines_that_it_sums(world: World, charged: Workload) -> None:
     path = job_path(world, charged)
     answer = get(world.finance, open=texts(path[:4]))
@@ -246,7 +296,9 @@ def test_a_month_that_is_over_is_compared_with_the_whole_month_before(
     compared = charges_before(("cost_centre",), FEBRUARY, None, None, [{}])
     january = {node.path: node.group.charged for node in whole_tree(world.finance).nodes}
     assert compared.now is None
-    assert is_compared(FEBRUARY, None) and not is_compared(FEBRUARY, 0) and not is_compared(JANUARY, None)
+    months = load_statement_months()
+    assert is_compared(FEBRUARY, None, months) and not is_compared(FEBRUARY, 0, months)
+    assert not is_compared(JANUARY, None, months)
     assert compared.before == {path: amount for path, amount in january.items() if amount}
 
 
@@ -293,7 +345,7 @@ def test_the_page_says_which_days_are_compared(world: World, charged: Workload) 
     )
 
 
-def test_the_page_finds_the_largest_row(world: World, charged: Workload) -> None:
+def test_the_page_names_the_largest_row(world: World, charged: Workload) -> None:
     largest = max(whole_tree(world.finance).nodes, key=lambda node: node.group.charged)
     assert f"{largest.group.key} is the largest" in get(world.finance).content.decode()
     assert "CC-vision is charged everything" in get(world.vision.member).content.decode()
@@ -313,28 +365,37 @@ def test_the_page_runs_few_queries(world: World, charged: Workload, role: str) -
 # -- corrections ---------------------------------------------------------------------------------------------
 
 
-def test_corrections_have_rows_of_their_own_that_lead_to_their_lines(rates: World) -> None:
+def write_corrected(rates: World) -> World:
+    """Correct a closed March in April."""
     late_fact_about_march(rates)
-    answer = get(rates.finance, month="2026-04")
+    return rates
+
+
+corrected = world_fixture(write_corrected, after=rates)
+
+
+def test_corrections_have_rows_of_their_own_that_lead_to_their_lines(corrected: World) -> None:
+    answer = get(corrected.finance, month="2026-04")
     rows, table = answer.context["rows"], answer.context["table"]
     (row,) = [row for row in rows if row["kind"] == "correction" and row["group"].charged]
     assert (row["name"], row["group"].charged) == ("Correction of March 2026", Decimal("-14.40"))
     assert row["number"] == "2026-03/CC-100/1" and row["statement"] in answer.content.decode()
     assert sum(each["group"].charged for each in rows) == table.charged
     client = Client()
-    client.force_login(rates.finance)
+    client.force_login(corrected.finance)
     lines = client.get(row["lines"])
     assert lines.context["rows"] and all(
         entry["line"].corrected_month == date(2026, 3, 1) for entry in lines.context["rows"]
     )
 
 
-def test_a_long_block_of_corrections_is_shown_in_pages(rates: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_block_of_corrections_is_shown_in_pages(
+    corrected: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(charge_lines_page, "CORRECTIONS_PER_PAGE", 1)
-    late_fact_about_march(rates)
-    (block,) = chargeback.correction_rows(rates.finance, date(2026, 4, 1), {})
+    (block,) = chargeback.correction_rows(corrected.finance, date(2026, 4, 1), {})
     monkeypatch.setattr(chargeback, "correction_rows", lambda *_: [block, block])
     for number in (1, 2):
-        answer = get(rates.finance, month="2026-04", corrections=number)
+        answer = get(corrected.finance, month="2026-04", corrections=number)
         assert len(answer.context["corrections"]) == 1
         assert f"{number} to {number} of 2" in answer.content.decode()

@@ -1,4 +1,7 @@
-"""Test in a browser that the tree of charges opens in place, obeys the keyboard, fits a phone and prints."""
+"""Test in a browser that the tree of charges opens in place, obeys the keyboard, fits a phone and prints.
+
+The short part has the test that opens and closes rows.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,8 @@ def test_rows_open_and_close_in_place_and_the_address_remembers_them(page: Page)
     team.click()
     expect(page.locator(f"{ROW}[data-depth='2']")).to_have_count(1)
     assert page.url.count("open=") == 2
+    file = page.request.get(page.locator("a[data-tree-file]").evaluate("link => link.href"))
+    assert [line.split(",")[3] for line in file.text().splitlines()[1:5]] == ["1", "1", "2", "3"]
     assert page.evaluate("window.isTheSamePage")
     shown = page.locator(ROW).all_inner_texts()
     page.reload()
@@ -52,6 +57,7 @@ def test_rows_open_and_close_in_place_and_the_address_remembers_them(page: Page)
     assert "open=" not in page.url
 
 
+@pytest.mark.long
 def test_the_keyboard_opens_a_level_and_moves_between_rows(page: Page) -> None:
     first = page.locator(f"{ROW}[data-path='CC-vision'] a.twisty")
     first.focus()
@@ -66,6 +72,7 @@ def test_the_keyboard_opens_a_level_and_moves_between_rows(page: Page) -> None:
     expect(team).to_have_count(0)
 
 
+@pytest.mark.long
 def test_a_heading_sorts_and_a_search_opens_the_way_to_a_workload(page: Page) -> None:
     page.locator(f"{TREE} th.col-name a").click()
     expect(page.locator(f"{TREE} th.col-name")).to_have_attribute("aria-sort", re.compile("scending"))
@@ -77,6 +84,7 @@ def test_a_heading_sorts_and_a_search_opens_the_way_to_a_workload(page: Page) ->
     expect(page.locator(f"{ROW}.selected")).to_have_count(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_tree_fits_a_phone_and_keeps_name_charge_and_budget(page: Page, theme: Any) -> None:
     page.emulate_media(color_scheme=theme)
@@ -89,6 +97,19 @@ def test_the_tree_fits_a_phone_and_keeps_name_charge_and_budget(page: Page, them
         expect(page.locator(f"{TREE} th.col-used")).to_be_visible(visible=width > 390)
 
 
+def test_a_column_is_hidden_in_all_rows_and_stays_hidden(page: Page) -> None:
+    page.get_by_role("button", name="Columns").click()
+    page.get_by_label("Idle", exact=True).uncheck()
+    page.keyboard.press("Escape")
+    page.locator(f"{ROW}[data-path='CC-vision'] a.twisty").click()
+    expect(page.locator(f"{ROW}[data-depth='1'] td.col-used")).to_be_visible()
+    expect(page.locator(f"{ROW}[data-depth='1'] td.col-idle")).to_be_hidden()
+    page.reload()
+    expect(page.locator(f"{TREE} th.col-idle")).to_be_hidden()
+    expect(page.locator(f"{TREE} th.col-used")).to_be_visible()
+
+
+@pytest.mark.long
 def test_the_menu_of_exports_opens_inside_the_window(page: Page) -> None:
     for width in (390, 1280):
         page.set_viewport_size({"width": width, "height": 900})
@@ -99,6 +120,7 @@ def test_the_menu_of_exports_opens_inside_the_window(page: Page) -> None:
         page.keyboard.press("Escape")
 
 
+@pytest.mark.long
 def test_the_printed_page_has_a_head_and_numbered_landscape_pages(page: Page) -> None:
     page.emulate_media(media="print")
     head = page.locator(".print-head")

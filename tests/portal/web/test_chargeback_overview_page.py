@@ -66,6 +66,21 @@ def test_finance_sees_the_months_the_figures_the_equation_and_the_days(
     assert month["customdata"][4] == f"{reverse('charge-lines')}?month={MONTH}&day=2026-01-04"
 
 
+def test_the_label_and_the_link_of_a_point_in_the_chart_name_the_same_day(
+    world: World, charged: Workload
+) -> None:
+    """The point of a day stands at its end: x is the number of whole days since the start of the month."""
+    client = Client()
+    client.force_login(world.finance)
+    figure = client.get(reverse("chargeback"), {"month": MONTH}).context["overview"]["spend"]["chart"].figure
+    axis, points = figure["layout"]["xaxis"], figure["data"][0]
+    labels = dict(zip(axis["tickvals"], axis["ticktext"], strict=True))
+    urls = dict(zip(points["x"], points["customdata"], strict=True))
+    assert labels[0] == "start" and urls[0] == ""
+    assert (labels[5], labels[10]) == ("5 Jan", "10")
+    assert f"day={MONTH}-05" in urls[5] and f"day={MONTH}-10" in urls[10]
+
+
 @pytest.mark.parametrize("role", ["lead", "member"])
 def test_others_see_their_own_figures_without_the_terms_of_cost(
     world: World, charged: Workload, role: str
@@ -76,13 +91,11 @@ def test_others_see_their_own_figures_without_the_terms_of_cost(
     assert f'<dd class="hero-figure">{charged_to:,.2f}' in text
 
 
-def test_the_panels_stand_on_the_page_of_all_charges_only(world: World, charged: Workload) -> None:
+def test_the_panels_are_shown_only_without_a_filter(world: World, charged: Workload) -> None:
     assert "Spend against budget" not in page(world, "finance", team=str(world.vision.team.pk))
 
 
-def test_the_csv_of_the_days_the_answer_and_the_table_have_the_same_amounts(
-    world: World, charged: Workload
-) -> None:
+def test_the_csv_file_of_the_days_and_the_api_have_the_same_amounts(world: World, charged: Workload) -> None:
     for role in ("finance", "member"):
         rows = csv_rows(world, role, "chargeback-days")
         answer = api(world, role, month=MONTH).json()["overview"]
@@ -99,7 +112,7 @@ def test_a_month_without_a_month_before_has_an_empty_file_of_changes(world: Worl
     assert (change["missing"], change["steps"]) == ("first_month", [])
 
 
-def test_the_answer_refuses_a_month_without_charges_and_viewers_without_charges(
+def test_the_api_refuses_a_month_without_charges_and_viewers_without_charges(
     world: World, charged: Workload
 ) -> None:
     refused = api(world, "finance", month="2025-12")

@@ -57,7 +57,7 @@ def test_a_wrong_split_shows_its_problem(world: World) -> None:
     assert "shares sum to 95.00 %; allowed: exactly 100 %." in page.content.decode()
 
 
-def test_the_list_names_first_who_must_act_for_payers_without_a_cost_centre(world: World) -> None:
+def test_payers_without_a_cost_centre_come_first_with_the_people_who_must_act(world: World) -> None:
     page = signed_in(world.finance).get(reverse("cost-centres")).content.decode()
     lead, finance = world.vision.lead.username, world.finance.username
     sentence = f"{lead} (lead of Vision) says which cost centre pays. Finance ({finance}) enters it."

@@ -14,23 +14,24 @@ from django.urls import reverse
 from portal.models import AuditEvent, Organisation, User
 from portal.services.money import billing_settings, months
 from portal.web.money.closing.document_sheets import FIRST_SHEET_ROWS, SHEET_ROWS, make_sheets
-from scheduler.models import Workload
 from telemetry.models import CostCentreStatement
 from telemetry.reads.statement_document import DocumentRow
 from tests.portal.charged_january import START, charged
-from tests.world import World
+from tests.world import World, world_fixture
 
 __all__ = ["charged"]
 pytestmark = pytest.mark.django_db
 NUMBER = "2026-01/CC-vision/1"
 
 
-@pytest.fixture
-def closed(world: World, charged: Workload) -> CostCentreStatement:
+def write_closed(world: World) -> CostCentreStatement:
     """Close January and return vision's statement."""
     Organisation.objects.update(name="Northern Institute", tax_text="internal, no VAT")
     months.close_month(actor=world.finance, month=START.date(), now=START + timedelta(days=40))
     return CostCentreStatement.objects.get(number=NUMBER)
+
+
+closed = world_fixture(write_closed, after=charged)
 
 
 def page(user: User, number: str = NUMBER) -> str:
@@ -62,7 +63,7 @@ def test_the_list_shows_the_statements_of_a_month_and_their_total(
     assert f"{total:,.2f} EUR" in text
 
 
-def test_a_lead_sees_the_statement_of_a_cost_centre_that_only_the_led_teams_use(
+def test_a_lead_sees_the_statement_of_a_cost_centre_that_only_teams_of_the_lead_use(
     world: World, closed: CostCentreStatement
 ) -> None:
     assert NUMBER in page(world.vision.lead)

@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 
 from portal.models import AuditEvent
-from portal.web.money import utilisation_charts
+from portal.reads.utilisation.answers import ANSWERS
 from portal.web.money.charges.tree_address import GROUPINGS
 from scheduler.models import Gpu, Pool, Project, Team, Workload
 from tests.portal.charged_january import MONTH, charge_of, charged
@@ -28,7 +28,7 @@ NUMBER = re.compile(r"[-+]?[0-9.]+")
 
 @pytest.fixture
 def formulas(world: World) -> World:
-    """Give the teams, projects and pools names that spreadsheets would run, before anything is charged."""
+    """Rename all teams, projects and pools to formulas. The test makes the charges after this."""
     for rows in (Team.objects, Project.objects, Pool.objects):
         for row in rows.all():
             rows.filter(pk=row.pk).update(name=f"{FORMULA}{row.pk}")
@@ -49,7 +49,7 @@ def addresses(work: Workload) -> list[tuple[str, dict[str, str]]]:
     exports = [(reverse("export", args=[MONTH]), {"kind": kind}) for kind in ("statement", "lines")]
     charts = [
         (reverse("utilisation-csv", args=[chart]), period | {"by": by})
-        for chart in utilisation_charts.CHART_ORDER
+        for chart in ANSWERS
         for by in ("team", "project")
     ]
     lists = [

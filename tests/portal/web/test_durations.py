@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.urls import reverse
 
 from portal.web.page.duration_field import DurationInSecondsField, format_seconds, parse_seconds
@@ -50,6 +51,13 @@ def test_a_shown_duration_is_exact_and_can_be_submitted_again(seconds: int) -> N
 def test_typed_values_are_kept_and_stored_values_have_units() -> None:
     field = DurationInSecondsField(label="Notice")
     assert field.prepare_value(129_600) == "1 d 12 h" and field.prepare_value("soon") == "soon"
+
+
+def test_a_lower_bound_applies_without_an_upper_one() -> None:
+    field = DurationInSecondsField(label="Within", least=60)
+    assert field.clean("1 min") == 60
+    with pytest.raises(ValidationError, match="1 min or more"):
+        field.clean("59 s")
 
 
 @pytest.mark.django_db

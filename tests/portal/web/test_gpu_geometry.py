@@ -18,19 +18,22 @@ from scheduler.models import GeometryChange, Gpu, Reservation
 from scheduler.sync import geometry_changes
 from tests.fakes import FakeAgent
 from tests.portal.web.work_samples import reserve, run_job, signed_in
-from tests.world import H100, World
+from tests.seeds import first_cases
+from tests.world import H100, World, world_fixture
 
 pytestmark = pytest.mark.django_db
 ADDRESS = "/hosts/alpha/gpus/1/geometry/"
 
 
-@pytest.fixture
-def alpha(world: World) -> FakeAgent:
+def write_alpha(world: World) -> FakeAgent:
     """Return the agent of alpha, on a host whose GPUs can be split."""
     agent = FakeAgent.of(world.hosts["alpha"])
     agent.inventory = replace(agent.inventory, mig_profiles={H100: mig_profiles_of(H100)})
     agent.sync(world.now)
     return agent
+
+
+alpha = world_fixture(write_alpha)
 
 
 def gpu(world: World, index: int = 1) -> Gpu:
@@ -92,15 +95,18 @@ def test_a_failed_change_is_shown_with_its_reason_and_can_be_retried(world: Worl
 
 @pytest.mark.parametrize(
     ("geometry", "message"),
-    [
-        ("3x3g.40gb", "3g.40gb is requested 3 times; at most 2 fit"),
-        ("1x9g.90gb", "9g.90gb is not a MIG profile of this GPU; allowed: 1g.10gb"),
-        ("2x3g.40gb+1x1g.10gb", "the profiles do not fit together"),
-        ("1x4g.40gb+1x3g.40gb+1x1g.10gb", "8 compute slices, and the GPU has 7"),
-        ("whole", "is one whole GPU already"),
-        ("halves", "allowed: whole, or COUNTxPROFILE"),
-        ("9" * 400, "allowed: whole, or COUNTxPROFILE"),
-    ],
+    first_cases(
+        2,
+        [
+            ("3x3g.40gb", "3g.40gb is requested 3 times; at most 2 fit"),
+            ("1x9g.90gb", "9g.90gb is not a MIG profile of this GPU; allowed: 1g.10gb"),
+            ("2x3g.40gb+1x1g.10gb", "the profiles do not fit together"),
+            ("1x4g.40gb+1x3g.40gb+1x1g.10gb", "8 compute slices, and the GPU has 7"),
+            ("whole", "is one whole GPU already"),
+            ("halves", "allowed: whole, or COUNTxPROFILE"),
+            ("9" * 400, "allowed: whole, or COUNTxPROFILE"),
+        ],
+    ),
 )
 def test_an_impossible_geometry_is_refused_by_the_page_and_the_api(
     world: World, alpha: FakeAgent, geometry: str, message: str
@@ -175,7 +181,10 @@ def test_a_geometry_is_written_as_counts_of_profiles(text: str, profiles: list[s
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "0x1g.10gb", "100x1g.10gb", "1x", "1x1g.10gb+", "+1x1g.10gb", None, 7, "1x1g.10gb+ me"]
+    "text",
+    first_cases(
+        3, ["", "x", "0x1g.10gb", "100x1g.10gb", "1x", "1x1g.10gb+", "+1x1g.10gb", None, 7, "1x1g.10gb+ me"]
+    ),
 )
 def test_an_invalid_geometry_is_refused(text: object) -> None:
     with pytest.raises(Invalid, match="geometry is"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
@@ -34,7 +34,7 @@ from scheduler.sweeps import reservation_windows
 from scheduler.sync import gpu_diagnostics
 from telemetry.health import missing_gpus, rules
 from telemetry.ingest.agent_api import record_health_event, record_stray_processes
-from telemetry.models import HealthEvent, HealthRule, Sample
+from telemetry.models import HealthEvent, HealthRule, ReadingFault, Sample
 from tests.fakes import FakeAgent
 from tests.portal.web.work_samples import run_job, signed_in
 from tests.telemetry.rows import reservation
@@ -145,6 +145,7 @@ def test_operators_see_stray_processes_by_name_and_others_only_their_number(worl
     assert "miner" not in other and "ada" not in other and "1 now" in other
 
 
+@pytest.mark.long
 def test_only_operators_see_which_process_caused_a_quarantine(world: World) -> None:
     HealthRule.objects.filter(code__in=("stray:process", "xid:13")).update(action="quarantine_gpu", repeats=1)
     first, second = (unit.gpu.uuid for unit in units_of(world.hosts["alpha"])[:2])
@@ -210,7 +211,10 @@ def test_the_notice_says_if_the_pool_ends_stray_processes(world: World) -> None:
     )
 
 
-def test_many_stray_processes_are_summarised_every_ten_minutes(world: World) -> None:
+def test_many_stray_processes_are_summarised_every_ten_minutes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stray_processes, "MAX_STRAY_NOTICES_PER_HOUR", 2)
     uuid = units_of(world.hosts["alpha"])[0].gpu.uuid
     assert (world.now.minute, world.now.second) == (0, 0)
     coming = [
@@ -219,7 +223,7 @@ def test_many_stray_processes_are_summarised_every_ten_minutes(world: World) -> 
     ]
     assert [len(notice) for notice in coming] == [1] * stray_processes.MAX_STRAY_NOTICES_PER_HOUR + [0, 0, 0]
     (late,) = new_notices_for_strays(world, 600)
-    assert all(f"pid {105 + number}" in late for number in range(3)) and "pid 104" not in late
+    assert all(f"pid {102 + number}" in late for number in range(3)) and "pid 101" not in late
     assert new_notices_for_strays(world, 610) == []
     (notice,) = new_notices_for_strays(world, 3600, StraySeen(uuid, 200, 7))
     assert "pid 200" in notice, "a new hour begins"
@@ -312,7 +316,7 @@ def test_the_confirmation_pages_of_a_host_show_the_effect_on_gpus_and_work(
         f"GPUs that leave the pool</dt> <dd>{count}</dd>" in revoke and "stops when its lease ends" in revoke
     )
     assert "Reservations that could not be served" in revoke
-    assert "The last ends at the latest" not in revoke, "all work stops with the lease"
+    assert "The last workload ends by" not in revoke, "all work stops with the lease"
     Host.objects.filter(pk=host.pk).update(lease_state="silent")
     off = shown("host-off")
     assert "counts as lost, starts elsewhere" in off and "GPUs that leave" not in off and "runs on" not in off
@@ -396,7 +400,7 @@ def test_a_reservation_leaves_a_cordoned_host_and_its_owner_is_notified(world: W
     )
 
 
-def test_the_rules_page_shows_other_defaults_with_their_source(world: World) -> None:
+def test_the_rules_page_shows_defaults_of_other_products_with_their_source(world: World) -> None:
     shown = signed_in(world.people["operator"]).get(reverse("health-rules")).content.decode()
     assert "<summary>Others differ</summary>GPU taken out: NVIDIA&#x27;s Kubernetes device plugin" in shown
     codes = set(HealthRule.objects.values_list("code", flat=True))
@@ -541,3 +545,42 @@ def test_the_attempts_of_a_job_show_where_its_checkpoint_was_not_found(world: Wo
     assert (
         " ".join(shown.split()).count("Different home folder: this attempt did not find the checkpoint.") == 1
     )
+
+
+def test_faulty_readings_are_shown_with_their_source_and_last_value(world: World) -> None:
+    host, now = world.hosts["alpha"], timezone.now()
+    assert "Faulty readings" not in page(world)
+    given = (("power_w", "out_of_bounds", 3, 0, 99_999.0), ("energy_mj", "counter", 2, 0, None))
+    for reading, kind, count, days, value in (*given, ("power_w", "out_of_bounds", 4, 6, -1.0)):
+        last = now - timedelta(days=days)
+        ReadingFault.objects.create(
+            host=host,
+            day=last.astimezone(UTC).date(),
+            source="nvml",
+            reading=reading,
+            kind=kind,
+            count=count,
+            last_at=last,
+            last_value=value,
+        )
+    shown = page(world, "member")
+    assert "Faulty readings" in shown and "impossible value, stored as unknown" in shown
+    assert ">99,999 W<" in shown and ">7<" in shown and ">NVML<" in shown
+    answer = signed_in(world.people["member"]).get("/api/v1/hosts/alpha/health/").json()
+    faults = {fault["reading"]: fault for fault in answer["reading_faults"]}
+    assert (faults["power_w"]["count"], faults["power_w"]["last_value"]) == (7, 99_999.0)
+    assert (faults["energy_mj"]["kind"], faults["energy_mj"]["last_value"]) == ("counter", None)
+
+
+def test_faulty_readings_of_more_than_a_week_ago_are_not_shown(world: World) -> None:
+    last = timezone.now() - timedelta(days=8)
+    ReadingFault.objects.create(
+        host=world.hosts["alpha"],
+        day=last.astimezone(UTC).date(),
+        source="nvml",
+        reading="power_w",
+        kind="out_of_bounds",
+        count=1,
+        last_at=last,
+    )
+    assert "Faulty readings" not in page(world)

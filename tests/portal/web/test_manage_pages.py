@@ -19,6 +19,7 @@ from scheduler.models import Host, MaintenanceWindow, Quota, Reservation, Run
 from scheduler.state.states import AdminState
 from scheduler.sync import agent_api
 from tests.portal.web.work_samples import run_job
+from tests.seeds import first_cases
 from tests.world import H100, World
 
 pytestmark = pytest.mark.django_db
@@ -34,12 +35,17 @@ def signed_in(user: User) -> Client:
     "query",
     [
         "",
-        "?colour=temperature",
         "?colour=owner",
-        "?colour=health",
-        "?show=table",
-        "?pool=shared",
-        "?colour=nonsense",
+        *(
+            pytest.param(query, marks=pytest.mark.long)
+            for query in (
+                "?colour=temperature",
+                "?colour=health",
+                "?show=table",
+                "?pool=shared",
+                "?colour=nonsense",
+            )
+        ),
     ],
 )
 def test_the_fleet_shows_every_host_in_every_colouring(world: World, query: str) -> None:
@@ -72,7 +78,7 @@ def test_a_fleet_without_telemetry_says_so(world: World) -> None:
     assert "no telemetry from 8 of 8 GPUs" in page
 
 
-@pytest.mark.parametrize("role", ["member", "lead", "finance", "auditor", "stranger"])
+@pytest.mark.parametrize("role", first_cases(2, ["lead", "auditor", "member", "finance", "stranger"]))
 def test_only_an_operator_changes_a_host(world: World, role: str) -> None:
     client = signed_in(world.people[role])
     for verb in ("cordon", "drain", "maintenance"):
@@ -281,7 +287,7 @@ def test_a_lead_is_warned_before_requesting_more_than_is_available(world: World)
     assert "-8 free" not in page
 
 
-def test_more_than_the_pool_has_is_refused_at_the_field_and_stays_waiting(world: World) -> None:
+def test_a_quota_above_the_pool_is_refused_at_its_field_and_the_request_stays_waiting(world: World) -> None:
     row = submissions.request_quota_change(
         actor=world.language.lead,
         team=world.language.team,

@@ -11,8 +11,13 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Organisation, User
+from portal.models import Notification, Organisation, User
+from portal.models.audit import MONEY_VERBS, QUESTION_VERB
+from portal.notices.delivery import write_notices
 from portal.reads.money.close_evidence import check_evidence, rehearse_close
+from portal.services.money import months
+from portal.wording.notice_texts import notice_sentence
+from portal.wording.pages.money import close_texts
 from scheduler.models import Workload
 from telemetry.models import (
     Charge,
@@ -24,9 +29,10 @@ from telemetry.models import (
     StatementLine,
 )
 from telemetry.money import close_checks
+from tests.architecture.sources import ROOT
 from tests.portal.charged_january import MONTH, START, charged
 from tests.telemetry.rows import change_in_place, insert_copy
-from tests.world import World
+from tests.world import World, make_user
 
 __all__ = ["charged"]
 pytestmark = pytest.mark.django_db
@@ -45,6 +51,10 @@ def chargeback_page(user: User, month: str = MONTH) -> str:
 
 def close_page(user: User, **query: Any) -> str:
     return client_of(user).get(reverse("month-close", args=[MONTH]), query).content.decode()
+
+
+def audit_page(user: User, **query: Any) -> str:
+    return client_of(user).get(reverse("audit"), query).content.decode()
 
 
 def rehearse(user: User, month: str = MONTH) -> str:
@@ -136,6 +146,7 @@ def test_one_person_closes_a_month_on_the_page(world: World, charged: Workload) 
     assert "Rehearse" not in answer and "Its statements" in answer
 
 
+@pytest.mark.long
 def test_two_people_close_a_month_on_the_page(world: World, charged: Workload) -> None:
     Organisation.objects.update(two_step_close=True)
     address, auditor = reverse("month-close", args=[MONTH]), world.people["auditor"]
@@ -163,6 +174,49 @@ def test_the_api_rehearses_and_proposes_a_close(world: World, charged: Workload)
     assert made.status_code == 201 and made.json()["proposed_by"] == world.finance.username
     again = client.get(f"/api/v1/statements/{MONTH}/checks/").json()
     assert again["proposal"]["expires_at"] > again["proposal"]["proposed_at"]
+
+
+def test_the_api_stores_a_rehearsal_that_the_pages_show(world: World, charged: Workload) -> None:
+    made = client_of(world.people["auditor"]).post(f"/api/v1/statements/{MONTH}/checks/")
+    found = made.json()
+    assert made.status_code == 201 and found["run_by"] == world.people["auditor"].username
+    assert all(check["ok"] for check in found["checks"]) and found["focus"]["broken"] == []
+    stored = MonthRehearsal.objects.get(statement__month=JANUARY)
+    assert (stored.checks, stored.focus) == (found["checks"], found["focus"])
+    assert close_texts.FOCUS in close_page(world.finance)
+
+
+def test_finance_sees_who_changed_the_money_of_a_month(world: World, charged: Workload) -> None:
+    """Change the payer of idle time of a past month. The change is listed for this month only."""
+    now, auditor = timezone.now(), world.people["auditor"]
+    months.set_idle_payer(actor=world.finance, month=JANUARY, payer="use", now=now, why="agreed")
+    other = make_user("fin-2", finance=True)
+    assert "agreed" in close_page(other) and "agreed" in close_page(auditor)
+    assert "agreed" in audit_page(other, money_of=MONTH) and "agreed" not in audit_page(
+        other, money_of="2026-02"
+    )
+    assert "agreed" not in audit_page(world.vision.lead, money_of=MONTH)
+
+
+def test_every_verb_of_the_money_services_is_in_the_journal() -> None:
+    found = set()
+    for path in (ROOT / "portal/services/money").rglob("*.py"):
+        text = path.read_text()
+        found |= set(re.findall(r'verb="(\w+)"', text)) | set(re.findall(r'_record\(.*"(\w+)"', text))
+    assert found | {QUESTION_VERB} == set(MONEY_VERBS)
+
+
+def test_the_leads_who_see_a_statement_get_one_notice_about_it(world: World, charged: Workload) -> None:
+    now = timezone.now()
+    months.close_month(actor=world.finance, month=JANUARY, now=now)
+    write_notices(now + timedelta(minutes=1))
+    write_notices(now + timedelta(minutes=2))
+    notices = Notification.objects.filter(kind="statements_made")
+    [notice] = notices.filter(user=world.vision.lead)
+    assert not notices.filter(user__in=(world.vision.member, world.auditor)).exists()
+    sentence = "January 2026 is closed. 2 statements of your teams are made."  # CC-vision and CC-static
+    assert notice_sentence(notice.kind, notice.numbers) == sentence
+    assert f"?month={MONTH}" in client_of(world.vision.lead).get(reverse("notifications")).content.decode()
 
 
 def test_page_api_and_refusal_name_the_people_who_must_name_a_cost_centre(

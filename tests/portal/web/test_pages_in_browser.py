@@ -1,27 +1,31 @@
 """Test the behaviour of pages that only a browser shows: scripts and layout.
 
-Each test checks one behaviour; tests/e2e covers whole workflows.
+Each test checks one behaviour; tests/e2e covers whole workflows. The short part has one test of a script, of
+the live refresh and of the layout.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.urls import reverse
 from django.utils import timezone
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from pytest_django.plugin import DjangoDbBlocker
 
 from portal.models import User
-from scheduler.models import Workload
+from scheduler.models import Allocation, Workload
 from scheduler.runs import logs
 from telemetry.models import Charge
+from telemetry.rollups.roll_up import roll_up_due_buckets
 from tests.portal.charged_january import MONTH, charged
 from tests.portal.web.work_samples import make_waiting, run_job, start
-from tests.waiting import PAGE_MILLISECONDS
+from tests.telemetry.test_rollups import write_samples
+from tests.waiting import PAGE_MILLISECONDS, wait_until
 from tests.world import PASSWORD, SHARED_WORLD, World
 
 __all__ = ["charged"]
@@ -93,10 +97,17 @@ def test_no_field_of_the_request_form_is_covered(world: World, live_server: Any,
             assert field["y"] + field["height"] <= below["y"], (name, width)
 
 
+# Otherwise the part is refreshed every ten seconds.
+REFRESH_NOW = """() => {
+  const live = document.getElementById("live-part");
+  htmx.trigger(live, live.getAttribute("hx-trigger").split(" ")[0]);
+}"""
+
 CUT = """() => [...document.querySelectorAll(".scroll, .segmented, .tabs")]
   .filter(part => part.scrollWidth > part.clientWidth + 1).map(part => part.textContent.slice(0, 60))"""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("charged")
 def test_no_table_or_choice_is_cut_off_on_a_phone(world: World, live_server: Any, browser: Browser) -> None:
     User.objects.filter(pk=world.operator.pk).update(finance=True)
@@ -132,6 +143,7 @@ def test_confirming_a_stop_works_after_the_page_refreshed_itself(
     expect(page.locator("#live-part")).to_contain_text("It is being stopped by you.")
 
 
+@pytest.mark.long
 def test_the_whole_page_updates_when_waiting_work_starts(
     world: World, live_server: Any, browser: Browser
 ) -> None:
@@ -146,6 +158,7 @@ def test_the_whole_page_updates_when_waiting_work_starts(
     expect(page.locator("aside").last).to_contain_text("GPU 0 of alpha")
 
 
+@pytest.mark.long
 def test_a_message_disappears_when_the_state_it_is_about_has_ended(
     world: World, live_server: Any, browser: Browser
 ) -> None:
@@ -162,6 +175,7 @@ def test_a_message_disappears_when_the_state_it_is_about_has_ended(
     expect(message).to_have_count(0, timeout=20_000)
 
 
+@pytest.mark.long
 def test_a_growing_log_stays_at_its_end_until_the_user_scrolls_back(
     world: World, live_server: Any, browser: Browser
 ) -> None:
@@ -196,42 +210,63 @@ def test_a_growing_log_stays_at_its_end_until_the_user_scrolls_back(
     assert page.evaluate("document.getElementById('log').scrollTop") == 100
 
 
-def test_a_log_keeps_its_scroll_position_when_its_job_ends(
+def test_new_lines_of_a_log_do_not_cancel_the_reload_of_its_tab(
     world: World, live_server: Any, browser: Browser
+) -> None:
+    job = run_job(world, world.vision, "mri-foundation", host="alpha", gpus=[0])
+    logs.append_log(job.runs.get().public_id, 0, "step 1\n")
+    page = sign_in(browser, live_server, world.vision.member.username)
+    page.goto(f"{live_server.url}/jobs/{job.public_id}/")
+    page.evaluate("document.getElementById('log').classList.add('as-it-was')")
+    held: list[Route] = []
+    page.route("**/*part=tab*", lambda route: held.append(route))
+    with page.expect_request("**/*part=tab*"):
+        page.evaluate("document.body.dispatchEvent(new Event('next-stage'))")
+    page.evaluate("htmx.trigger(document.getElementById('log-tail'), 'sse:log')")
+    held[0].continue_()
+    expect(page.locator("#log")).to_contain_text("step 1")
+    expect(page.locator("#log.as-it-was")).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        "an earlier line",
+        *(pytest.param(reading, marks=pytest.mark.long) for reading in ("selected lines", "the end")),
+    ],
+)
+def test_a_log_keeps_its_scroll_position_when_its_job_ends(
+    world: World, live_server: Any, browser: Browser, reading: str
 ) -> None:
     job = run_job(world, world.vision, "mri-foundation", host="alpha", gpus=[0])
     run = job.runs.get()
     logs.append_log(run.public_id, 0, "".join(f"step {number}\n" for number in range(500)))
-    pages = [sign_in(browser, live_server, world.vision.member.username) for _ in range(3)]
-    back, marks, at_its_end = pages
-    for page in pages:
-        page.goto(f"{live_server.url}/jobs/{job.public_id}/")
-        expect(page.locator("#log")).to_contain_text("step 499")
-    back.bring_to_front()
-    back.evaluate("document.getElementById('log').scrollTop = 100")
-    expect(back.locator("#log[data-at-end=false]")).to_have_count(1)
-    marks.evaluate("getSelection().selectAllChildren(document.getElementById('log'))")
-    for page in pages:
-        page.evaluate("document.getElementById('log').classList.add('as-it-was')")
+    page = sign_in(browser, live_server, world.vision.member.username)
+    page.goto(f"{live_server.url}/jobs/{job.public_id}/")
+    expect(page.locator("#log")).to_contain_text("step 499")
+    if reading == "an earlier line":
+        page.evaluate("document.getElementById('log').scrollTop = 100")
+        expect(page.locator("#log[data-at-end=false]")).to_have_count(1)
+    elif reading == "selected lines":
+        page.evaluate("getSelection().selectAllChildren(document.getElementById('log'))")
+    page.evaluate("document.getElementById('log').classList.add('as-it-was')")
     run.state, run.ended_at, run.outcome = "ended", timezone.now(), "finished"
     run.save()
     job.state, job.ended_at, job.outcome = "ended", run.ended_at, "finished"
     job.save()
-    for page in pages:
-        expect(page.locator("#live-part")).to_contain_text("Finished", timeout=20_000)
-    expect(at_its_end.locator("#log.as-it-was")).to_have_count(0)
-    for page in (back, marks):
+    page.evaluate(REFRESH_NOW)
+    expect(page.locator("#live-part")).to_contain_text("Finished", timeout=20_000)
+    if reading != "the end":
         expect(page.locator("#log.as-it-was")).to_have_count(1)
-    assert back.evaluate("document.getElementById('log').scrollTop") == 100
-    # Scroll and selection events come with the next frame. A page behind another one may get no frame.
-    back.bring_to_front()
-    back.evaluate("(log => { log.scrollTop = log.scrollHeight; })(document.getElementById('log'))")
-    expect(back.locator("#log.as-it-was")).to_have_count(0)
-    marks.bring_to_front()
-    marks.evaluate("getSelection().removeAllRanges()")
-    expect(marks.locator("#log.as-it-was")).to_have_count(0)
+    if reading == "an earlier line":
+        assert page.evaluate("document.getElementById('log').scrollTop") == 100
+        page.evaluate("(log => { log.scrollTop = log.scrollHeight; })(document.getElementById('log'))")
+    elif reading == "selected lines":
+        page.evaluate("getSelection().removeAllRanges()")
+    expect(page.locator("#log.as-it-was")).to_have_count(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_pages_of_charges_fit_their_windows(
     world: World, live_server: Any, browser: Browser, charged: Workload, theme: str
@@ -251,3 +286,33 @@ def test_pages_of_charges_fit_their_windows(
             if scope := page.locator(".scope summary").all():
                 scope[0].click()
             assert page.evaluate("document.documentElement.scrollWidth") <= width, address
+
+
+def measure_minute(work: Workload, minutes_ago: int) -> None:
+    """Store samples of a busy minute of each unit that the workload holds, and roll them up."""
+    now = timezone.now()
+    minute = now.replace(second=0, microsecond=0) - timedelta(minutes=minutes_ago)
+    for held in Allocation.objects.filter(workload=work):
+        write_samples(held.unit, minute + timedelta(seconds=30), 3)
+    roll_up_due_buckets(now)
+
+
+@pytest.mark.long
+def test_the_chart_of_a_running_job_shows_new_figures(
+    world: World, live_server: Any, browser: Browser
+) -> None:
+    job = run_job(world, world.vision, "fit", host="alpha", gpus=[0, 1])
+    for minutes_ago in (20, 10):
+        measure_minute(job, minutes_ago)
+    page = sign_in(browser, live_server, world.vision.member.username)
+    page.goto(f"{live_server.url}{reverse('job', args=[job.public_id])}?tab=use")
+    expect(page.locator(".plot-run .main-svg").first).to_be_visible()
+    chart = "document.querySelector('[data-figure=figure-run]')"
+    values = f"{chart}.data[0].z[0].filter((value) => value !== null).length"
+    assert page.evaluate(values) == 2
+    measure_minute(job, 5)
+    page.evaluate(
+        "htmx.ajax('GET', location.pathname + '?tab=use&part=chart',"
+        " {target: '#use-data', swap: 'outerHTML'})"
+    )
+    wait_until(lambda: page.evaluate(values) == 3)

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 import time_machine
+from django.core.cache import cache
 from django.db import connection
 from django.http import QueryDict
 from django.test.utils import CaptureQueriesContext
@@ -183,10 +184,15 @@ def test_an_expected_start_is_a_range_with_its_past_accuracy(world: World) -> No
     bare = member.get(address).content.decode()
     assert "so there is no range yet" in bare and "likely between" not in bare
     add_estimate_history(world, mine, MIN_OUTCOMES)
-    for found in (address, reverse("job", args=[mine.public_id]), reverse("home")):
-        assert "likely between" in member.get(found).content.decode(), found
-    for found in (address, reverse("queue"), reverse("job", args=[mine.public_id])):
-        text = member.get(found).content.decode()
+    job_page = reverse("job", args=[mine.public_id])
+    pages = {
+        found: member.get(found).content.decode()
+        for found in (address, job_page, reverse("home"), reverse("queue"))
+    }
+    for found in (address, job_page, reverse("home")):
+        assert "likely between" in pages[found], found
+    for found in (address, reverse("queue"), job_page):
+        text = pages[found]
         assert (
             f"Of the last {MIN_OUTCOMES} workloads with a range in this pool, 80 % started by its upper end"
             in text
@@ -224,6 +230,7 @@ def test_users_of_a_pool_may_read_its_fair_shares(world: World) -> None:
     assert (rows["vision"]["held"], rows["vision"]["borrowed"]) == ("16", "8")
 
 
+@pytest.mark.long  # test_work_queries.py counts the queries of the first page in the short part
 def test_the_pages_make_the_same_number_of_queries_however_much_waits(world: World) -> None:
     runs = fill_pool(world)
     mine = waiting_job(world, world.vision, "mine", preemptible=False)
@@ -236,6 +243,7 @@ def test_the_pages_make_the_same_number_of_queries_however_much_waits(world: Wor
     def query_counts() -> list[int]:
         counts = []
         for address in addresses:
+            cache.clear()  # an older answer could expire between the two requests
             client = signed_in(world.vision.member)
             client.get(address)
             with CaptureQueriesContext(connection) as captured:
@@ -267,6 +275,7 @@ def test_a_notebook_is_offered_no_priority_that_it_cannot_have(world: World) -> 
         assert not {"priority", "preemptible"} & set(way.changed)
 
 
+@pytest.mark.long
 def test_a_faster_variant_links_to_a_filled_in_form(world: World) -> None:
     fill_pool(world)
     mine = waiting_job(world, world.vision, "mine", preemptible=False, max_runtime_seconds=8 * 3600)

@@ -53,7 +53,9 @@ def test_an_invalid_factor_is_shown_at_its_field(world: World) -> None:
     assert not PriceFactor.objects.exists()
 
 
-def test_finance_changes_the_currency_from_a_month_with_prices_on(world: World) -> None:
+def test_finance_changes_the_currency_from_a_month_on_that_has_prices_in_the_new_currency(
+    world: World,
+) -> None:
     year = timezone.now().year + 1
     code, text = post(world, verb="currency", currency="JPY", first_month="next")
     assert code == 400 and "a year and a month, such as 2026-03" in text

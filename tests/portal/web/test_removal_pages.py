@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from django.urls import reverse
 
 from portal.models import Template
@@ -49,6 +50,7 @@ def test_a_host_is_moved_to_the_chosen_pool(world: World) -> None:
     assert Host.objects.get(name="alpha").pool == world.static
 
 
+@pytest.mark.long
 def test_a_team_a_pool_and_a_template_are_removed(world: World) -> None:
     client = signed_in(world.operator)
     Template.objects.create(

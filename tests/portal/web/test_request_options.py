@@ -150,6 +150,7 @@ def test_an_array_that_ended_today_is_one_row_of_the_home_page(world: World) -> 
     assert "took 26 min" in client.get(reverse("jobs")).content.decode()
 
 
+@pytest.mark.long
 def test_a_job_may_depend_on_every_task_of_an_array(world: World) -> None:
     client = signed_in(world.vision.member)
     client.post(reverse("ask"), ask_data(world, kind="job", name="sweep", command="true", array="0-3"))
@@ -173,6 +174,7 @@ def test_a_job_may_depend_on_every_task_of_an_array(world: World) -> None:
     assert "1 job depends on it and ends with it." in question
 
 
+@pytest.mark.long
 def test_the_preview_warns_of_a_wanted_by_time_that_would_be_missed(world: World) -> None:
     soon = timezone.localtime() + dt.timedelta(hours=1)
     data = ask_data(

@@ -16,7 +16,7 @@ from portal.models import User
 from scheduler.models import Host, Volume
 from tests.fakes import FakeAgent
 from tests.portal.web.work_samples import run_job, signed_in
-from tests.world import World
+from tests.world import World, world_fixture
 
 pytestmark = pytest.mark.django_db
 OFFERED = EnvironmentSeen(
@@ -42,8 +42,7 @@ def home(user: str, size: int | None = 2_500_000_000, **also: Any) -> HomeSeen:
     return HomeSeen(name=user, bytes=size, **also)
 
 
-@pytest.fixture
-def homes(world: World) -> World:
+def write_homes(world: World) -> World:
     """Give every user a home on alpha and beta, which share storage.
 
     Users of vision have another home on delta, the host of vision.
@@ -55,6 +54,9 @@ def homes(world: World) -> World:
     report(world, "beta", *everybody, home("left-behind"), storage="shared1")
     report(world, "delta", home(world.vision.member.username, 7_000_000))
     return world
+
+
+homes = world_fixture(write_homes)
 
 
 def seen_by(user: User, **query: str) -> Any:

@@ -70,8 +70,12 @@ def test_requeued_work_shows_why_it_waits_and_why_it_moved(world: World) -> None
 @pytest.mark.parametrize(
     ("request_fields", "needs"),
     [
-        ({}, "It needs 4 H100 80GB; 2 are free now."),
-        ({"models_wanted": []}, "It needs 4 GPUs of any model; 2 that it may use are free now."),
+        pytest.param({}, "It needs 4 H100 80GB; 2 are free now.", marks=pytest.mark.long),
+        pytest.param(
+            {"models_wanted": []},
+            "It needs 4 GPUs of any model; 2 that it may use are free now.",
+            marks=pytest.mark.long,
+        ),
         (
             {"models_wanted": [H100, A100]},
             "It needs 4 H100 80GB or A100 40GB; 2 that it may use are free now.",

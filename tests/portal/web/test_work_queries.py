@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ from django.urls import reverse
 from portal.reads.work import wait_explanation
 from scheduler.models import Host, Storage, Volume, Workload
 from tests.portal.web.work_samples import make_waiting, queue_job, reserve, run_job, signed_in
-from tests.world import World
+from tests.telemetry.rows import at, rates
+from tests.telemetry.test_long_periods import used
+from tests.world import World, world_fixture
 
+__all__ = ["rates", "used"]
 pytestmark = pytest.mark.django_db
 
 RECORDED = Path(__file__).with_name("query_counts.json")
@@ -37,7 +41,8 @@ PAGES: dict[str, dict[str, str]] = {
     "volumes": {},
     "cost-centres": {},
 }
-PAGES_OF_ONE = {"job": {"tab": "log"}, "why": {}}
+SHORT_PART = ("home", "queue")
+PAGES_OF_ONE: dict[str, dict[str, str]] = {"job": {"tab": "log"}, "why": {}, "workload-report": {}}
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +51,7 @@ def no_answer_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_explanation, "cached_answer", lambda question, now, answer: answer())
 
 
-@pytest.fixture
-def some_work(world: World) -> Workload:
+def write_some_work(world: World) -> Workload:
     """Create one object of each kind."""
     storage = Storage.objects.create(key="store1", listed_at=world.now)
     Volume.objects.create(storage=storage, name=world.vision.member.username)
@@ -57,6 +61,9 @@ def some_work(world: World) -> Workload:
     queue_job(world, world.vision, "work-ended", state="ended", outcome="finished")
     make_waiting(world, world.vision, "work-waits")
     return run_job(world, world.vision, "work-runs", host="alpha", gpus=[1, 2])
+
+
+some_work = world_fixture(write_some_work)
 
 
 def much_more(world: World) -> None:
@@ -92,7 +99,10 @@ def check(name: str, count: int) -> None:
     assert known.get(name) == count, f"{name} makes {count} queries; {known.get(name)} are recorded"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[] if page in SHORT_PART else pytest.mark.long) for page in PAGES],
+)
 def test_a_page_makes_the_recorded_number_of_queries_however_much_it_shows(
     world: World, some_work: Workload, page: str
 ) -> None:
@@ -101,6 +111,19 @@ def test_a_page_makes_the_recorded_number_of_queries_however_much_it_shows(
     after = queries_of(world, reverse(page), PAGES[page])
     assert after <= before, f"{page} makes {after - before} more queries if it shows more"
     check(page, before)
+
+
+@pytest.mark.parametrize("days", [7, *(pytest.param(days, marks=pytest.mark.long) for days in (30, 365))])
+def test_the_utilisation_page_makes_at_most_30_queries(used: World, days: int) -> None:
+    end = at(0, day=3)
+    period = {"start": f"{end - timedelta(days=days):%Y-%m-%d}", "end": f"{end:%Y-%m-%d}"}
+    client = signed_in(used.operator)
+    client.get(reverse("utilisation"), period)
+    with CaptureQueriesContext(connection) as asked:
+        page = client.get(reverse("utilisation"), period)
+    assert page.context["waterfall"]["rows"] and page.context["league"]["rows"]
+    assert len(asked) <= 30
+    check(f"utilisation {days}d", len(asked))
 
 
 @pytest.mark.parametrize("page", PAGES_OF_ONE)

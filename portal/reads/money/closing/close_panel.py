@@ -10,22 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
+from functools import cached_property
 from typing import Any, Literal
 
-from django.db.models import Count, Max, Min, Q, Sum
+from django.db.models import Count, Max, Min, Sum
 from django.urls import reverse
 
 from portal import policy
-from portal.models import Organisation, User
-from portal.reads.money.closing.waiting_months import waiting_months
+from portal.models import User
 from portal.reads.money.unusual_spend import UnusualOverview, unusual_overview
-from portal.wording.pages import close_panel_texts, close_texts
-from telemetry.core.charge_model import CHARGED_BUCKETS
-from telemetry.models import CloseProposal, CostCentreStatement, MonthRehearsal, StatementLine
-from telemetry.money.billing_months import month_bounds
+from portal.wording.pages.money import close_panel_texts, close_texts
+from telemetry.models import CloseProposal, CostCentreStatement, MonthRehearsal, Statement
+from telemetry.money.billing_months import month_bounds, month_of
 from telemetry.money.close_checks import CONDITIONS_AFTER_END, SAMPLES_ARRIVED
 from telemetry.money.closing.proposals import current_proposal
-from telemetry.money.closing.rehearsals import stored_rehearsal
+from telemetry.money.closing.rehearsals import ended_rehearsal
+from telemetry.money.closing.statement_months import StatementMonths
+from telemetry.money.reconciliation import LineSums
+from telemetry.reads.overview.line_counts import LineCounts, line_counts
 
 CheckState = Literal["passes", "fails", "open", "later", "unknown"]
 
@@ -103,18 +105,30 @@ def _blocking(checks: Sequence[PanelCheck]) -> int:
 
 
 @dataclass(frozen=True)
-class _LineCounts:
-    lines: int
-    unmapped: int
-    cost_centres: int
-    held: int
-    covered: float
+class ReadMonth:
+    """The parts of a month that its page reads once.
+
+    ``statement`` is the statement with its last rehearsal and its last search for unusual spend; None if
+    there is none. ``lines`` are the sums of its lines; None for viewers who do not see all charges.
+    ``months`` are the statements of all months, and ``two_people`` says whether two people close a month.
+    """
+
+    statement: Statement | None
+    lines: Sequence[LineSums] | None
+    months: StatementMonths
+    two_people: bool
+
+    @cached_property
+    def counts(self) -> LineCounts | None:
+        """Return the numbers of the month's lines; None for viewers who do not see all charges."""
+        return None if self.lines is None else line_counts(self.lines)
 
 
 def close_and_unusual(
     viewer: User,
     month: date,
     now: datetime,
+    read: ReadMonth,
     *,
     closed: bool,
     equation: Mapping[str, Any] | None,
@@ -122,10 +136,10 @@ def close_and_unusual(
 ) -> dict[str, Any]:
     """Return the panels ``close`` and ``unusual`` of the chargeback page; None for a panel without content.
 
-    ``filtered`` is True if the page shows a part of the charges. Then it has neither panel.
+    If ``filtered`` is True, the page shows only a part of the charges, and both panels are None.
     """
-    unusual = None if filtered else unusual_overview(viewer, month, closed=closed)
-    panel = close_panel(viewer, month, now, closed=closed, equation=equation, unusual=unusual)
+    unusual = None if filtered else unusual_overview(viewer, month, closed=closed, statement=read.statement)
+    panel = close_panel(viewer, month, now, read, closed=closed, equation=equation, unusual=unusual)
     return {"unusual": unusual, "close": panel}
 
 
@@ -133,31 +147,32 @@ def close_panel(
     viewer: User,
     month: date,
     now: datetime,
+    read: ReadMonth,
     *,
     closed: bool,
     equation: Mapping[str, Any] | None,
     unusual: UnusualOverview | None = None,
 ) -> ClosePanel | None:
-    """Return the panel of an open month; None if the page has no equation of all charges. Runs six queries.
+    """Return the panel of an open month; None if the page has no equation of all charges. Runs two queries.
 
-    ``equation`` is that of the page, as ``conservation_equation`` returns it, and ``unusual`` the unusual
+    ``equation`` is the result of ``conservation_equation`` that the page shows. ``unusual`` is the unusual
     spend that the page shows.
     """
-    if closed or equation is None or not policy.sees_all_charges(viewer):
+    counts = read.counts
+    if closed or equation is None or counts is None or not policy.sees_all_charges(viewer):
         return None
     ends_at = month_bounds(month)[1]
-    rehearsal, proposal = stored_rehearsal(month), current_proposal(month, now)
-    counts = _line_counts(month)
+    rehearsal, proposal = ended_rehearsal(read.statement), current_proposal(month, now)
     over = now >= ends_at
     checks = (
         _equation_check(equation["difference"]),
         _cost_centre_check(counts),
         _samples_check(counts, rehearsal),
         _rehearsal_check(rehearsal, month, over),
-        _unusual_check(*(unusual.counts if unusual else (0, 0))),
+        _focus_check(rehearsal, month),
+        _unusual_check(unusual),
         PanelCheck(close_panel_texts.OVER, "passes" if over else "later"),
     )
-    two_people = bool(Organisation.objects.values_list("two_step_close", flat=True).first())
     return ClosePanel(
         month=month,
         ends_at=ends_at,
@@ -166,34 +181,19 @@ def close_panel(
         steps=close_texts.close_steps(
             passed=_passed(checks),
             checks=_blocking(checks),
-            statements=counts.cost_centres,
+            statements=counts.charged_cost_centres,
             proposer=proposal.proposed_by.get_username() if proposal else "",
             closer="",
             over=over,
-            two_people=two_people,
+            two_people=read.two_people,
         ),
         rehearsal=rehearsal,
         proposal=proposal,
-        two_people=two_people,
+        two_people=read.two_people,
         may_close=policy.may(viewer, "statement.close") and over,
-        waiting=tuple(waiting_months(now)),
+        waiting=tuple(read.months.open_before(month_of(now))),
         last_close=_last_close(),
     )
-
-
-def _line_counts(month: date) -> _LineCounts:
-    """Return the numbers of the month's charged statement lines."""
-    charged = Q(bucket__in=CHARGED_BUCKETS) | Q(idle_share=True)
-    lines = StatementLine.objects.filter(charged, statement__month=month, shared_out=False)
-    held = Q(bucket="used", corrected_month=None)
-    sums = lines.aggregate(
-        lines=Count("pk"),
-        unmapped=Count("pk", filter=Q(cost_centre="") & ~Q(charged_cents=0)),
-        cost_centres=Count("cost_centre", distinct=True, filter=~Q(cost_centre="")),
-        held=Sum("slot_seconds", filter=held),
-        covered=Sum("covered_slot_seconds", filter=held),
-    )
-    return _LineCounts(**{name: value or 0 for name, value in sums.items()})
 
 
 def _equation_check(difference: Decimal) -> PanelCheck:
@@ -202,13 +202,13 @@ def _equation_check(difference: Decimal) -> PanelCheck:
     return PanelCheck(close_panel_texts.EQUATION, state, figure, "#sum")
 
 
-def _cost_centre_check(counts: _LineCounts) -> PanelCheck:
+def _cost_centre_check(counts: LineCounts) -> PanelCheck:
     state: CheckState = "fails" if counts.unmapped else "passes"
-    figure = close_panel_texts.line_figure(counts.lines, counts.unmapped)
+    figure = close_panel_texts.line_figure(counts.charged_lines, counts.unmapped)
     return PanelCheck(close_panel_texts.MAPPED, state, figure, reverse("cost-centres"))
 
 
-def _samples_check(counts: _LineCounts, rehearsal: MonthRehearsal | None) -> PanelCheck:
+def _samples_check(counts: LineCounts, rehearsal: MonthRehearsal | None) -> PanelCheck:
     """Return the line of measured time. Its state says whether hosts owed samples at the last rehearsal."""
     stored = rehearsal.checks if rehearsal else []
     arrived = [check["ok"] for check in stored if check["check"] == SAMPLES_ARRIVED]
@@ -233,7 +233,22 @@ def _rehearsal_check(rehearsal: MonthRehearsal | None, month: date, over: bool) 
     return PanelCheck(close_panel_texts.REHEARSED, state, figure, url, tuple(failing))
 
 
-def _unusual_check(unexplained: int, of: int) -> PanelCheck:
+def _focus_check(rehearsal: MonthRehearsal | None, month: date) -> PanelCheck:
+    """Return the line of the rules of FOCUS. A broken rule does not keep the month open."""
+    found = rehearsal.focus if rehearsal else None
+    if found is None:
+        return PanelCheck(close_texts.FOCUS, "unknown", blocks=False)
+    state: CheckState = "fails" if found["broken"] else "passes"
+    figure = close_panel_texts.focus_figure(found["rows"], len(found["broken"]))
+    url = reverse("month-close", args=[f"{month:%Y-%m}"])
+    return PanelCheck(close_texts.FOCUS, state, figure, url, tuple(found["broken"]), blocks=False)
+
+
+def _unusual_check(unusual: UnusualOverview | None) -> PanelCheck:
+    """Return the line of unusual spend. It does not keep the month open."""
+    if unusual is not None and unusual.searched_at is None and not unusual.rows:
+        return PanelCheck(close_panel_texts.UNUSUAL, "unknown", close_panel_texts.NOT_SEARCHED, blocks=False)
+    unexplained, of = unusual.counts if unusual else (0, 0)
     figure = close_panel_texts.unusual_figure(unexplained, of)
     state: CheckState = "open" if unexplained else "passes"
     return PanelCheck(close_panel_texts.UNUSUAL, state, figure, "#unusual", blocks=False)

@@ -15,13 +15,13 @@ LONGEST_WAIT_FOR_CHARGES = timedelta(days=1)
 
 
 def waiting_months(now: datetime) -> list[date]:
-    """Return the open months with charges that are over, oldest first. Runs one query."""
+    """Return the months that are over, have a statement and are not closed, oldest first. Runs one query."""
     months = Statement.objects.filter(state=StatementState.OPEN, month__lt=month_of(now))
     return list(months.order_by("month").values_list("month", flat=True))
 
 
 def can_be_settled(month: date, now: datetime) -> bool:
-    """Return True if every GPU is charged to the end of a month, or if the month ended a day ago."""
+    """Return True if every GPU is charged to the end of a month, or if it ended at least a day ago."""
     end = month_bounds(month)[1]
     if now >= end + LONGEST_WAIT_FOR_CHARGES:
         return True

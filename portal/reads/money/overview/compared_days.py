@@ -14,7 +14,8 @@ from telemetry.reads.overview.spend_change import MonthPart
 class ComparedDays:
     """The whole days of a month so far, and the same days of the month before.
 
-    The day of ``now`` is not over, so it is compared only if the month is.
+    If the month is over, all its days are compared. Otherwise the day of ``now`` is left out, because it is
+    not over.
     """
 
     before: MonthPart

@@ -16,11 +16,15 @@ from telemetry.reads.overview.day_totals import DayTotal
 
 @dataclass(frozen=True)
 class CurveDay:
-    """One day of the curve, in cents. None stands for a day to come, or for no such day or budget.
+    """One day of the curve, in cents.
 
-    ``total`` is the amount from the start of the month to the end of the day, or until now. ``former_total``
-    is that of the day with the same number in the month before. ``even_pace`` is the part of the budget that
-    would be spent if each day cost the same.
+    - ``charged``: the charges of the day; None for a future day.
+    - ``total``: the amount from the start of the month to the end of the day, or until now; None for a future
+      day.
+    - ``former_total``: the total of the day with the same number in the month before; None if that month has
+      no such day, or has nothing in the currency of the curve.
+    - ``even_pace``: the part of the budget that would be spent by the end of the day if each day cost the
+      same; None without a budget.
     """
 
     day: date
@@ -36,8 +40,8 @@ class SpendCurve:
     """The charges of a month day by day.
 
     The curve begins with the corrections of earlier months, which have no day in the month. So it ends at
-    the amount of the statement. ``former_corrections`` are those of the month before; None if the months have
-    different currencies or the month before has no charges.
+    the amount of the statement. ``former_corrections`` are the corrections on the statement of
+    the month before; None if the months have different currencies or the month before has no charges.
     """
 
     days: tuple[CurveDay, ...]
@@ -88,7 +92,7 @@ def _rows_of(rows: Sequence[DayTotal], month: date, currency: str) -> list[DayTo
 
 
 def _charged_on(row: DayTotal | None, total: Decimal | None) -> Decimal | None:
-    """Return the charges of a day; None for a day without a total, which is to come."""
+    """Return the charges of a day; None if ``total`` is None, because the day is in the future."""
     if total is None:
         return None
     return row.charged if row else ZERO

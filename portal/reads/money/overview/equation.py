@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from telemetry.core.amounts import ZERO
 
-TermKey = Literal["charged", "margin", "not_sold", "overhead", "cost"]
+TermKey = Literal["charged", "adjusted", "margin", "not_sold", "overhead", "cost"]
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,12 @@ class EquationTerm:
 
 @dataclass(frozen=True)
 class PoolEquation:
-    """The amounts of one pool by term, in the order of the terms of the month."""
+    """The amounts of one pool by term, in the order of the terms of the month.
 
-    pool: str
+    ``pool`` is None for credits and adjustments, which belong to no pool.
+    """
+
+    pool: str | None
     amounts: tuple[Decimal, ...]
 
 
@@ -32,8 +35,9 @@ class PoolEquation:
 class MonthEquation:
     """The equation of a month: the signed terms sum to the last one, the cost of the GPUs.
 
-    ``difference`` is the left side minus the right side; 0 if it adds up. ``adjusted`` is the sum of credits
-    and adjustments. They belong to no pool, so the equation leaves them out.
+    ``difference`` is the left side minus the right side; 0 if it adds up. ``charged`` contains ``adjusted``,
+    the sum of credits and adjustments. They belong to no GPU, so the second term subtracts them again. A
+    month without them does not have this term.
     """
 
     terms: tuple[EquationTerm, ...]
@@ -47,7 +51,7 @@ class MonthEquation:
         return self.difference == ZERO
 
 
-# The terms in the order of the page, with their signs.
+# The terms of the pools in the order of the page, with their signs.
 TERMS: tuple[tuple[TermKey, Literal[1, -1, 0]], ...] = (
     ("charged", 1),
     ("margin", -1),
@@ -59,15 +63,26 @@ TERMS: tuple[tuple[TermKey, Literal[1, -1, 0]], ...] = (
 
 def month_equation(conservation: dict[str, Any]) -> MonthEquation:
     """Return the equation from the result of ``conservation_equation``."""
-    return MonthEquation(
-        tuple(EquationTerm(key, sign, conservation["total"][key]) for key, sign in TERMS),
-        conservation["difference"],
-        tuple(
-            PoolEquation(row["pool"], tuple(_amount(row, key) for key, _ in TERMS))
-            for row in conservation["pools"]
-        ),
-        conservation["total"]["adjusted"],
-    )
+    total, adjusted = conservation["total"], conservation["total"]["adjusted"]
+    terms = [EquationTerm(key, sign, total[key]) for key, sign in TERMS]
+    pools = [
+        PoolEquation(row["pool"], tuple(_amount(row, key) for key, _ in TERMS))
+        for row in conservation["pools"]
+    ]
+    if adjusted:
+        terms, pools = _with_adjustments(terms, pools, adjusted)
+    return MonthEquation(tuple(terms), conservation["difference"], tuple(pools), adjusted)
+
+
+def _with_adjustments(
+    terms: list[EquationTerm], pools: list[PoolEquation], adjusted: Decimal
+) -> tuple[list[EquationTerm], list[PoolEquation]]:
+    """Add credits and adjustments to the charged amount, and subtract them in the second term."""
+    charged, *others = terms
+    taken_out = EquationTerm("adjusted", -1 if adjusted > 0 else 1, abs(adjusted))
+    rows = [PoolEquation(row.pool, (row.amounts[0], ZERO, *row.amounts[1:])) for row in pools]
+    rows.append(PoolEquation(None, (adjusted, abs(adjusted), *(ZERO for _ in others))))
+    return [EquationTerm("charged", 1, charged.amount + adjusted), taken_out, *others], rows
 
 
 def _amount(row: dict[str, Any], key: TermKey) -> Decimal:

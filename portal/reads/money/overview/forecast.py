@@ -18,7 +18,8 @@ from telemetry.reads.budget_status import ForecastRange
 from telemetry.reads.overview.day_totals import DayTotal
 
 BudgetKind = Literal["cost_centre", "team", "project"]
-# If there are budgets of several kinds, the first kind counts: those of the others limit the same charges.
+# If there are budgets of several kinds, only those of the first kind count, because budgets of different
+# kinds limit the same charges.
 BUDGET_KINDS: tuple[BudgetKind, ...] = ("cost_centre", "team", "project")
 
 
@@ -27,7 +28,7 @@ class BudgetSum:
     """The visible monthly budgets of one kind, in the currency of the month, as one amount.
 
     ``spent`` are the charges that count against them. ``covers_all`` is True if these are all charges that
-    the viewer sees. ``exceeded`` are the names of those whose forecast, or spending, is above the budget.
+    the viewer sees. ``exceeded`` has the names of the owners whose spending or forecast is above the budget.
     """
 
     kind: BudgetKind
@@ -86,10 +87,10 @@ def month_forecast(
 ) -> ForecastRange | None:
     """Return the forecast of the charges that the viewer sees, at the end of the present month.
 
-    Return None for other months, and until three whole days are known. The forecast of all charges is the
-    stored one. If one budget limits exactly these charges, the result is its forecast. Otherwise it is
-    computed from ``rows``, the days of the last months, without reservations to come. No figure is below
-    ``charged``. Runs at most one query.
+    Return None for other months, and until three whole days are known. A viewer who sees all
+    charges gets the stored forecast. If exactly one budget limits exactly the charges that the viewer sees,
+    the result is the forecast of this budget. Otherwise it is computed from ``rows``, the days of the last
+    months, without reservations to come. No figure is below ``charged``. Runs at most one query.
     """
     if month != month_of(now):
         return None

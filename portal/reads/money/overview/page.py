@@ -18,9 +18,10 @@ from portal.reads.money.overview.curve import SpendCurve, spend_curve
 from portal.reads.money.overview.equation import MonthEquation, month_equation
 from portal.reads.money.overview.forecast import BudgetSum, budget_sum, month_forecast
 from telemetry.core.billing_calendar import previous_month
-from telemetry.core.spend_bridge import SpendBridge
+from telemetry.core.spending.spend_bridge import SpendBridge
 from telemetry.models import ChargeCell
 from telemetry.money.billing_months import month_bounds, month_of
+from telemetry.money.closing.statement_months import StatementMonths
 from telemetry.reads.budget_status import ForecastRange
 from telemetry.reads.chargeback import ChargeTable, group_names
 from telemetry.reads.overview.day_totals import day_totals
@@ -95,16 +96,18 @@ def chargeback_overview(
     table: ChargeTable,
     budgets: Sequence[dict[str, Any]],
     conservation: dict[str, Any] | None,
+    statements: StatementMonths,
 ) -> ChargebackOverview:
     """Return the figures of a month for a viewer who may see charges.
 
     ``table`` is a table of all charges of the month that the viewer sees, ``budgets`` are the rows of
     ``budget_rows``, and ``conservation`` is the result of ``conservation_equation``; None if the viewer may
-    not see it. The number of queries is at most ten.
+    not see it. ``statements`` are those of all months. The number of queries is at most six.
     """
     cells, currency, charged = policy.visible_cells(viewer), table.currency, table.charged
-    months = _months(month, now, cells, currency)
-    rows = day_totals(_months_of_days(month, now, scope), cells)
+    first = min(previous_month(month), _back(month_of(now), SHOWN_MONTHS - 1))
+    rows = day_totals(_months_of_days(first, month, now, scope), cells)
+    months = month_amounts(first, month_of(now), rows, statements, currency)
     budget = budget_sum(budgets, currency, charged)
     limit = budget.amount if budget and budget.covers_all else None
     start, end = month_bounds(month)
@@ -118,7 +121,7 @@ def chargeback_overview(
         coverage=table.total.coverage,
         elapsed_days=(min(now, end) - start).total_seconds() / 86_400,
         months=tuple(each for each in months if _is_shown(each.month, month, now)),
-        change=_change(month, now, months, currency, cells),
+        change=_change(month, now, months, currency, cells, statements),
         forecast=month_forecast(month, now, scope, rows, budgets, charged, currency),
         budget=budget,
         curve=spend_curve(month, now, rows, currency, limit),
@@ -126,24 +129,20 @@ def chargeback_overview(
     )
 
 
-def _months(
-    month: date, now: datetime, cells: QuerySet[ChargeCell] | None, currency: str
-) -> list[MonthAmount]:
-    first = min(previous_month(month), _back(month_of(now), SHOWN_MONTHS - 1))
-    return month_amounts(first, month_of(now), cells, currency)
-
-
 def _is_shown(each: date, month: date, now: datetime) -> bool:
-    """Return True for the last twelve months, or for the twelve months from an older ``month`` on."""
+    """Return True for the last twelve months; for ``month`` and the next eleven if ``month`` is older."""
     first = min(month, _back(month_of(now), SHOWN_MONTHS - 1))
     return first <= each < _back(first, -SHOWN_MONTHS)
 
 
-def _months_of_days(month: date, now: datetime, scope: ChargeScope) -> list[date]:
-    """Return the months whose days are read. The forecast of a part of the charges needs all last months."""
+def _months_of_days(first: date, month: date, now: datetime, scope: ChargeScope) -> list[date]:
+    """Return the months whose daily charges are read. The page shows all months from ``first`` on. If the
+    viewer sees only a part of the charges, the forecast is computed here and needs more months.
+    """
     if month == month_of(now) and scope.kind != "all":
-        return [_back(month, number) for number in range(HISTORY_MONTHS)]
-    return [month, previous_month(month)]
+        first = min(first, _back(month, HISTORY_MONTHS - 1))
+    count = (month_of(now).year - first.year) * 12 + month_of(now).month - first.month + 1
+    return [_back(month_of(now), number) for number in range(count)]
 
 
 def _back(month: date, count: int) -> date:
@@ -157,6 +156,7 @@ def _change(
     months: Sequence[MonthAmount],
     currency: str,
     cells: QuerySet[ChargeCell] | None,
+    statements: StatementMonths,
 ) -> MonthChange:
     former = next((each for each in months if each.month == previous_month(month)), None)
     days = compared_days(month, now)
@@ -171,4 +171,5 @@ def _change(
         return MonthChange(former, days, None, missing, {})
     bridge = bridge_of_months(days.before, days.now, currency, cells)
     new = [project for step in bridge.steps for project in step.projects if project is not None]
-    return MonthChange(former, days, bridge, "", group_names("project", new, month) if new else {})
+    names = group_names("project", new, month, statements) if new else {}
+    return MonthChange(former, days, bridge, "", names)

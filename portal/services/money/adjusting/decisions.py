@@ -95,7 +95,7 @@ def withdraw_adjustment(
 def effect_of(adjustment: Adjustment) -> StatementEffect:
     """Return the effect of a proposed adjustment on the statement of its cost centre, as of now.
 
-    An adjustment of a team with showback is shown, so it does not change the total.
+    An adjustment of a team with showback is shown and not invoiced, so it does not change the total.
     """
     statement, team = adjustment.statement, adjustment.team
     before = cost_centre_total(statement, adjustment.cost_centre, adjustment.currency)

@@ -56,7 +56,7 @@ class AdjustmentRequest:
 
 @dataclass(frozen=True)
 class _Credited:
-    """The charges of a credit, and their owner. An adjustment has none."""
+    """The charges of a credit: a statement, a statement line or a charge line. Empty for an adjustment."""
 
     statement: Statement | None = None
     line: StatementLine | None = None

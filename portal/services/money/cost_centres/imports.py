@@ -61,7 +61,7 @@ class ImportReport:
         return [line for line in self.lines if line.problems]
 
     def count(self, state: str) -> int:
-        """Return the number of lines with a state."""
+        """Return the number of lines in this state."""
         return sum(line.state == state for line in self.lines)
 
 
@@ -277,7 +277,10 @@ def _named_pool(slug: str) -> Pool:
 
 
 def _parsed_start(text: str) -> datetime:
-    """Return a date as the start of its billing day, or a time with its offset, in UTC."""
+    """Return the start in UTC.
+
+    ``text`` is a time with an offset, or a date. A date means the start of its billing day.
+    """
     try:
         if len(text) == len("2026-10-01"):
             return billing_calendar().day_bounds(date.fromisoformat(text))[0].astimezone(UTC)
@@ -292,7 +295,7 @@ def _parsed_start(text: str) -> datetime:
 
 @contextmanager
 def _problems_of(row: _Row) -> Iterator[None]:
-    """Store the problems that a service finds in ``row.line.problems``."""
+    """Append the problems that a service raises to ``row.line.problems``."""
     try:
         with transaction.atomic():
             yield

@@ -1,4 +1,4 @@
-"""Name the cost centres that pay for projects, and for the unused time of dedicated pools."""
+"""Set the cost centres that pay for projects, and for the unused time of dedicated pools."""
 
 from __future__ import annotations
 

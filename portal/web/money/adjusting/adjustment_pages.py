@@ -17,6 +17,7 @@ from portal.reads.money.charge_scope import charge_scope
 from portal.services.money.adjusting import decisions
 from portal.services.money.adjusting.drafts import open_months
 from portal.web.money.adjusting.forms import AdjustmentDecisionForm, AdjustmentForm, WithdrawalForm
+from portal.web.money.months import month_or_404
 from portal.web.page.access import current_user, get_visible_or_404, sign_in_required
 from portal.web.page.pagination import paginate
 from portal.wording.chargeback import adjustment_texts as texts
@@ -27,14 +28,18 @@ PREFILLED = ("kind", "month", "amount", "cost_centre", "charge", "credited_month
 
 @sign_in_required
 def adjustments(request: HttpRequest) -> HttpResponseBase:
-    """List the visible credits and adjustments, newest first."""
-    user = current_user(request)
+    """List the visible credits and adjustments of ``?month=``, or of all months; newest first."""
+    user, now = current_user(request), timezone.now()
+    month = month_or_404(request.GET["month"], now) if request.GET.get("month") else None
+    rows = visible_adjustments(user)
+    page = paginate(request, rows if month is None else rows.filter(statement__month=month))
     context = {
-        "page": paginate(request, visible_adjustments(user)),
-        "states": texts.STATES,
+        "page": page,
+        "rows": [{"row": row, "state": texts.STATES[row.state]} for row in page.object_list],
+        "month": month,
         "scope": charge_scope(user),
         "may_change": policy.may(user, "adjustment.change"),
-        "now": timezone.now(),
+        "now": now,
     }
     return render(request, "adjustments/list.html", context)
 
@@ -82,7 +87,10 @@ def adjustment(request: HttpRequest, number: str) -> HttpResponseBase:
         "own": row.author_id == user.pk,
         "own_proposal": texts.OWN_PROPOSAL,
         "withdrawal": withdrawal if may_change and row.state in ("proposed", "approved") else None,
-        "withdrawals": row.withdrawals.exclude(state__in=("rejected", "withdrawn")),
+        "withdrawals": [
+            {"number": each.number, "state": texts.STATES[each.state]}
+            for each in row.withdrawals.exclude(state__in=("rejected", "withdrawn"))
+        ],
         "now": timezone.now(),
     }
     failed = decision.errors or withdrawal.errors

@@ -22,7 +22,7 @@ class AdjustmentForm(ServiceForm):
     amount = forms.CharField(label="Amount", max_length=30, help_text=texts.AMOUNT_HINT)
     cost_centre = forms.ChoiceField(label="Cost centre", required=False, help_text=texts.CENTRE_HINT)
     project: forms.ModelChoiceField[Project] = forms.ModelChoiceField(
-        label="Project", queryset=None, required=False
+        label="Project", queryset=None, required=False, empty_label="none"
     )
     charge = forms.IntegerField(label="Charge line", min_value=1, required=False, help_text=texts.CHARGE_HINT)
     credited_month = forms.ChoiceField(

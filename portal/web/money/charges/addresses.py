@@ -15,7 +15,7 @@ from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_filters import FILTERS, checked_filters
 from portal.web.money.filter_query import corrected_text, filter_query
 from portal.web.page.access import InvalidAddress, address_checks
-from portal.wording.pages import money_pages
+from portal.wording.pages.money import money_pages
 
 DIMENSION_LABELS = {
     "cost_centre": "Cost centre",

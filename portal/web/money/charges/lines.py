@@ -19,7 +19,7 @@ from portal.web.money.charges.addresses import breadcrumbs, lines_url, requested
 from portal.web.money.exports import export_menu, send_export
 from portal.web.money.months import month_or_404
 from portal.web.page.access import current_user, sign_in_required
-from portal.wording.charge_line_texts import bucket_label
+from portal.wording.chargeback.charge_line_texts import bucket_label
 from telemetry.reads.chargeback import ChargeTable
 
 PARAMETERS = ("month", "page", "corrections", "format")
@@ -77,9 +77,10 @@ def correction_page(
     table: ChargeTable,
     by_cost_centre: ChargeTable | None = None,
 ) -> Page[Any]:
-    """Return the page ``?corrections=`` of the corrections of closed months.
+    """Return one page of the corrections of closed months. ``?corrections=`` is the number of the page.
 
-    ``table`` is any table with these filters. ``by_cost_centre`` is that by cost centre, if there is one.
+    ``table`` is any table with these filters. ``by_cost_centre`` is such a table by cost centre, if the
+    caller has one.
     """
     user = current_user(request)
     rows = reads.correction_rows(user, month, where, by_cost_centre) if table.corrections else []

@@ -1,4 +1,4 @@
-"""Render the tree of charges: the whole table, the rows below one row, and the CSV file."""
+"""Render the tree of charges: the whole table, the rows below one row, and the file of the open rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.utils import timezone
 from portal import policy
 from portal.models import User
 from portal.reads.money import chargeback as reads
-from portal.reads.money.charge_scope import charge_scope
+from portal.reads.money.charge_scope import ChargeScope, charge_scope
 from portal.reads.money.charge_search import MAX_FOUND, find_paths
 from portal.reads.money.charge_tree import (
     TreeQuery,
@@ -34,12 +34,14 @@ from portal.web.money.charges.tree_address import (
     path_text,
     tree_address,
 )
+from portal.web.money.charges.tree_csv import charge_tree_csv
 from portal.web.money.charges.tree_rows import TreeLinks, finding, has_part, headings, level_rows
 from portal.web.money.filter_query import filter_query
 from portal.web.money.months import month_or_404
 from portal.web.page.access import current_user, sign_in_required
-from portal.wording.pages import charge_tree_texts
+from portal.wording.pages.money import charge_tree_texts
 from telemetry.core.billing_calendar import previous_month
+from telemetry.money.closing.statement_months import StatementMonths
 
 PARAMETERS = ("month", *TREE_PARAMETERS)
 
@@ -51,12 +53,16 @@ def tree_context(
     address: TreeAddress,
     budgets: Sequence[Mapping[str, Any]],
     now: datetime,
+    months: StatementMonths,
 ) -> dict[str, Any]:
-    """Return the context of the table. ``budgets`` are the rows of ``budget_rows``. Raises InvalidAddress."""
+    """Return the context of the table. Raises InvalidAddress.
+
+    ``budgets`` are the rows of ``budget_rows``, and ``months`` the statements of all months.
+    """
     query, found = _tree_query(user, month, where, address)
     address = replace(address, opened=dict(query.opened))
     try:
-        tree = charge_tree(user, month, query, budget_uses(month, budgets), now)
+        tree = charge_tree(user, month, query, budget_uses(month, budgets), now, months)
     except UnknownPathError as error:
         raise invalid_path(path_text(error.path)) from error
     numbers = corrected_statements(user, tree.table) if address.by == "cost_centre" else {}
@@ -147,6 +153,27 @@ def _tree_query(
     return replace(
         query, opened={**above, **address.opened}, found=found, whole=whole - above.keys(), is_search=True
     ), len(found)
+
+
+def tree_file(
+    user: User,
+    month: date,
+    where: Mapping[str, Any],
+    address: TreeAddress,
+    scope: ChargeScope,
+    now: datetime,
+) -> HttpResponseBase:
+    """Return the rows that are open in the address as CSV, each level with all its rows.
+
+    Raises InvalidAddress.
+    """
+    query, _ = _tree_query(user, month, where, address)
+    budgets = budget_uses(month, reads.budget_rows(user, month, now)) if "budget" in address.sort else {}
+    try:
+        tree = charge_tree(user, month, replace(query, whole_levels=True), budgets, now)
+    except UnknownPathError as error:
+        raise invalid_path(path_text(error.path)) from error
+    return charge_tree_csv(tree, month, scope, policy.sees_owner_cost(user))
 
 
 def _search_fields(month: date, where: Mapping[str, Any], address: TreeAddress) -> list[tuple[str, str]]:

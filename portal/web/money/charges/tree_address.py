@@ -13,12 +13,12 @@ from portal.input_checks import display_value
 from portal.reads.money.charge_tree import SORT_COLUMNS, TREE_LEVELS, Path, tree_levels
 from portal.web.money.charges.addresses import DIMENSION_LABELS, requested_choice
 from portal.web.page.access import InvalidAddress
-from portal.wording.pages import charge_tree_texts, money_pages
+from portal.wording.pages.money import charge_tree_texts, money_pages
 
 # Dimensions of the first level.
 GROUPINGS = ("cost_centre", "team", "project", "user", "type", "pool", "model", "bucket")
 TREE_PARAMETERS = ("by", "sort", "open", "q")
-NO_KEY = "~"  # in a path: the row without a key
+NO_KEY = "~"  # the part of a path that stands for a row without a key
 ID_LEVELS = frozenset({"team", "project", "user", "workload", "pool"})
 MAX_OPENED = 40
 MAX_PATH_LENGTH = 400
@@ -31,8 +31,8 @@ DEFAULT_SORT = "-charged"
 class TreeAddress:
     """The part of an address that describes the tree.
 
-    ``opened`` are the open rows, each with the number of rows below it that are skipped. ``levels`` is empty
-    if the filters reach the last level: then there are only charge lines.
+    ``opened`` maps each open row to the number of its first child rows that the page skips. ``levels`` is
+    empty if the filters reach the last level. The page then shows charge lines only.
     """
 
     by: str
@@ -122,7 +122,10 @@ def _key_text(key: Any) -> str:
 
 
 def _key(level: str, text: str) -> Any:
-    """Return the key of a part of a path. Raises ValueError for a part that is no key of the level."""
+    """Return the key that one part of a path stands for.
+
+    Raises ValueError if the part is not a key of this level.
+    """
     if level not in ID_LEVELS:
         key = "" if text == NO_KEY else unquote(text, errors="strict")
         if not key.isprintable():

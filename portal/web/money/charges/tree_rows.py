@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
+from functools import cached_property
 from typing import Any
 
 from django.http import QueryDict
@@ -13,10 +14,10 @@ from django.urls import reverse
 
 from portal.reads.money.charge_tree import ROWS_PER_LEVEL, ChargeTree, TreeLevel, TreeNode
 from portal.web.components.quantities import measured
-from portal.web.money.charges.addresses import DIMENSION_LABELS, lines_url
+from portal.web.money.charges.addresses import DIMENSION_LABELS
 from portal.web.money.charges.tree_address import DEFAULT_SORT, TreeAddress, path_text
 from portal.web.money.filter_query import filter_query
-from portal.wording.pages import charge_tree_texts, money_pages
+from portal.wording.pages.money import charge_tree_texts, money_pages
 from telemetry.core.billing_calendar import previous_month
 from telemetry.reads.chargeback import ChargeGroup, ChargeTable
 
@@ -33,7 +34,8 @@ class TreeLinks:
     month: date
     where: Mapping[str, Any]
     address: TreeAddress
-    statements: Mapping[tuple[Any, date], str] = field(default_factory=dict)  # of corrected months
+    # numbers of the statements of corrected months
+    statements: Mapping[tuple[Any, date], str] = field(default_factory=dict)
 
     def page(self, opened: Mapping[tuple[Any, ...], int] | None = None, sort: str = "") -> str:
         """Return the address of the page with other open rows or another order."""
@@ -49,7 +51,7 @@ class TreeLinks:
         """Return the address of the rows below a path, without the page around them."""
         query = self._query(self.address.sort)
         query["open"] = path_text(path, skipped)
-        return f"{reverse('charge-tree-rows')}?{query.urlencode(safe='/,')}"
+        return f"{self._rows_page}?{query.urlencode(safe='/,')}"
 
     def lines(self, path: tuple[Any, ...], **other: Any) -> str:
         """Return the address of the charge lines of a row.
@@ -57,7 +59,7 @@ class TreeLinks:
         They are those of the month's own use, unless ``other`` has a corrected month.
         """
         keys = dict(zip(self.address.levels, path, strict=False))
-        return lines_url(self.month, {**OWN_USE, **self.where, **keys, **other})
+        return f"{self._lines_page}?{filter_query(self.month, {**OWN_USE, **self.where, **keys, **other})}"
 
     def toggled(self, path: tuple[Any, ...]) -> str:
         """Return the address of the page on which a row is open instead of closed, or the reverse."""
@@ -71,6 +73,14 @@ class TreeLinks:
     def skipping(self, path: tuple[Any, ...], skipped: int) -> str:
         """Return the address of the page that shows other rows below a path."""
         return self.page({**self.address.opened, path: skipped})
+
+    @cached_property
+    def _lines_page(self) -> str:
+        return reverse("charge-lines")
+
+    @cached_property
+    def _rows_page(self) -> str:
+        return reverse("charge-tree-rows")
 
     def _query(self, sort: str) -> QueryDict:
         query = QueryDict(filter_query(self.month, self.where), mutable=True)

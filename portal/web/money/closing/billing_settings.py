@@ -14,7 +14,7 @@ from portal import policy
 from portal.services.money import billing_settings as service
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
-from portal.wording.pages import money_pages, statement_texts
+from portal.wording.pages.money import money_pages, statement_texts
 from telemetry.money.billing_months import billing_calendar, month_of
 
 

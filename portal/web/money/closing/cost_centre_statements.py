@@ -19,7 +19,7 @@ from portal.web.money.closing.document_sheets import make_sheets
 from portal.web.money.months import month_or_404
 from portal.web.page.access import current_user, get_visible_or_404, sign_in_required
 from portal.wording import money_texts
-from portal.wording.pages import statement_texts
+from portal.wording.pages.money import statement_texts
 from telemetry.models import CostCentreStatement
 from telemetry.money.billing_months import billing_calendar
 from telemetry.money.signing.statement_verification import verify_statement
@@ -28,7 +28,7 @@ from telemetry.reads.statement_document import StatementDocument, statement_docu
 
 @sign_in_required
 def statement_list(request: HttpRequest) -> HttpResponseBase:
-    """List the statements of the cost centres of ``?month=``, otherwise of the month that closed last."""
+    """List the statements of cost centres of the month ``?month=``; without it, of the last visible month."""
     user, now = current_user(request), timezone.now()
     months = reads.document_months(user)
     given = request.GET.get("month")

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Literal
 
 from portal.wording import money_texts
-from portal.wording.pages import statement_texts
+from portal.wording.pages.money import statement_texts
 from telemetry.core.amounts import ZERO
 from telemetry.reads.statement_document import DocumentRow
 
@@ -32,7 +32,7 @@ class SheetRow:
 
 @dataclass
 class Sheet:
-    """One page. ``brought`` and ``carried`` are (GPU-hours, amount); None on the first and the last page."""
+    """One page. ``brought`` and ``carried`` are (GPU-hours, amount) of the totals that are carried over."""
 
     number: int
     rows: list[SheetRow] = field(default_factory=list)

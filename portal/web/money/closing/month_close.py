@@ -13,17 +13,21 @@ from django.utils import timezone
 
 from portal import policy
 from portal.models import User
-from portal.reads.money.close_evidence import CloseRehearsal, check_evidence, close_state
+from portal.reads.money.close_evidence import CloseRehearsal, check_evidence, close_state, focus_evidence
+from portal.reads.money.closing import journal
+from portal.reads.people.organisation import audit_events
 from portal.services.money import months
 from portal.services.money.billing_settings import billing_organisation
 from portal.web.money.months import month_or_404
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
-from portal.wording.pages import close_texts, money_pages
+from portal.wording.pages.money import close_texts, money_pages
 from telemetry.money import statements
 from telemetry.money.close_checks import SAMPLES_ARRIVED
 from telemetry.money.closing.proposals import PROPOSAL_LIFETIME
 from telemetry.money.pricing.billing_currencies import currency_of_month
+
+SHOWN_CHANGES = 8  # rows of the journal of changes that the page shows; the audit page has all changes
 
 
 class CloseMonthForm(ServiceForm):
@@ -40,8 +44,8 @@ class CloseMonthForm(ServiceForm):
 def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
     """Show the checks of a month with the evidence behind them.
 
-    Quick checks run now; slow ones are those of the last rehearsal. A POST rehearses, proposes or closes the
-    month.
+    Quick checks run now. The results of the slow checks come from the last rehearsal. A POST rehearses,
+    proposes or closes the month.
     """
     user, now = current_user(request), timezone.now()
     policy.require(user, "charges.see_all")
@@ -58,8 +62,11 @@ def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
         "month": first_day,
         "rehearsal": rehearsal,
         "checks": [
-            {**check, "evidence": check_evidence(check, first_day, rehearsal.unmapped)}
-            for check in rehearsal.checks
+            *(
+                {**check, "evidence": check_evidence(check, first_day, rehearsal.unmapped)}
+                for check in rehearsal.checks
+            ),
+            *focus_evidence(rehearsal.stored),
         ],
         "owes_samples": any(
             check["check"] == SAMPLES_ARRIVED and not check["ok"] for check in rehearsal.checks
@@ -71,6 +78,7 @@ def month_close(request: HttpRequest, month: str) -> HttpResponseBase:
         "may_propose": two_people and policy.may(user, "statement.close"),
         "may_close": _may_close(user, rehearsal, two_people),
         "form": form,
+        "journal": audit_events(user).filter(journal.of_month(first_day))[:SHOWN_CHANGES],
         "now": now,
     }
     return render(request, "manage/month_close.html", context, status=400 if form.errors else 200)

@@ -15,7 +15,7 @@ from portal import policy
 from portal.services.money import billing_modes as service
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
-from portal.wording.pages import statement_texts
+from portal.wording.pages.money import statement_texts
 from scheduler.models import Team
 from telemetry.money.billing_months import next_month
 

@@ -11,7 +11,7 @@ from portal.models import User
 from portal.reads.money.cost_centres import form_key, visible_payers
 from portal.services.money.cost_centres import directory
 from portal.web.page.service_form import ServiceForm
-from portal.wording.pages import cost_centre_pages, money_pages
+from portal.wording.pages.money import cost_centre_pages, money_pages
 from scheduler.models import Pool
 from telemetry.models import CostCentre
 

@@ -14,7 +14,7 @@ from portal import policy
 from portal.services.money.cost_centres import imports
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
-from portal.wording.pages import cost_centre_pages
+from portal.wording.pages.money import cost_centre_pages
 from portal.wording.problems import cost_centre_problems
 
 

@@ -20,7 +20,7 @@ from portal.web.money.cost_centres.forms import (
     SplitForm,
 )
 from portal.web.page.access import current_user, get_visible_or_404, sign_in_required
-from portal.wording.pages import cost_centre_pages
+from portal.wording.pages.money import cost_centre_pages
 
 
 @sign_in_required

@@ -1,4 +1,8 @@
-"""Prepare the bridge from the month before for its template and its CSV file."""
+"""Prepare the bridge for its template and its CSV file.
+
+The bridge is the list of steps that explain the difference between the charges of two months: the month of
+the page and the month before.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from portal.web.money.overview.addresses import lines_url
 from portal.wording.chargeback import bridge_texts, overview_texts
 from telemetry.core.billing_calendar import previous_month
 from telemetry.core.charge_model import CHARGED_BUCKETS
-from telemetry.core.spend_bridge import BridgeStep, SpendBridge
+from telemetry.core.spending.spend_bridge import BridgeStep, SpendBridge
 
 CSV_COLUMNS = ("step", "from", "to", "amount", "note", "currency", "scope")
 PADDING = 0.1  # free part of the axis at each end
@@ -26,7 +30,7 @@ def signed(value: Decimal, currency: str) -> str:
 
 
 def bridge_panel(overview: ChargebackOverview) -> dict[str, Any]:
-    """Return the context of the panel. Without a comparison it has only the reason."""
+    """Return the context of the panel. If the months can't be compared, ``missing`` is the reason."""
     change, former = overview.change, previous_month(overview.month)
     panel: dict[str, Any] = {"title": f"What changed since {former:%B}", "rows": []}
     if change.bridge is None or change.days is None:

@@ -19,7 +19,7 @@ from telemetry.core.billing_calendar import previous_month
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.money.reconciliation import IDLE_BUCKETS, OVERHEAD_BUCKETS, UNCHARGED_BUCKETS
 
-# The buckets of the lines of each term. The cost has all lines.
+# The buckets of the charge lines behind each term. All lines are behind the cost.
 TERM_BUCKETS: dict[str, tuple[str, ...]] = {
     "charged": tuple(sorted(CHARGED_BUCKETS)),
     "margin": tuple(sorted(CHARGED_BUCKETS)),
@@ -149,14 +149,17 @@ def _equation(overview: ChargebackOverview) -> dict[str, Any]:
         ],
         "difference": difference,
         "holds": equation.holds,
-        "adjusted": equation.adjusted,
-        "pools": equation.pools if len(equation.pools) > 1 else (),
+        "pools": [{"name": pool.pool or texts.NO_POOL, "amounts": pool.amounts} for pool in equation.pools]
+        if len(equation.pools) > 1
+        else (),
         "at_close": overview.closed,
     }
 
 
 def _term_url(term: EquationTerm, month: date) -> str:
-    """Return the address of the lines of a term. The margin has the charged lines."""
+    """Return the address of the charge lines behind a term; of the adjustments for the term ``adjusted``."""
+    if term.key == "adjusted":
+        return f"{reverse('adjustments')}?month={month:%Y-%m}"
     buckets = TERM_BUCKETS.get(term.key)
     return lines_url(month, bucket=",".join(buckets)) if buckets else lines_url(month)
 

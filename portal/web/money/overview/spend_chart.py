@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -15,6 +16,7 @@ from portal.wording.chargeback import overview_texts as texts
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.core.billing_calendar import previous_month
 
+DAYS_PER_LABEL = 5
 CSV_COLUMNS = (
     "day",
     "gpu_hours",
@@ -160,11 +162,19 @@ def _line(
 
 
 def _layout(overview: ChargebackOverview) -> dict[str, Any]:
+    """Return the layout. A label stands at the end of its day, where the amount of the day is complete."""
     days = overview.curve.days
-    shown = [number for number in range(len(days)) if number % 5 == 0]
-    labels = [f"{days[number].day:%-d %b}" if number == 0 else f"{days[number].day.day}" for number in shown]
+    shown = range(0, len(days) + 1, DAYS_PER_LABEL)
+    labels = [
+        texts.CURVE_START if number == 0 else _day_label(days[number - 1].day, number == DAYS_PER_LABEL)
+        for number in shown
+    ]
     return {
-        "xaxis": {"tickvals": shown, "ticktext": labels, "range": [0, len(days) + 0.5]},
+        "xaxis": {"tickvals": list(shown), "ticktext": labels, "range": [0, len(days) + 0.5]},
         "yaxis": {"rangemode": "tozero", "tickformat": ",.0f"},
         "legend": {"orientation": "h", "y": -0.15, "yanchor": "top", "x": 0},
     }
+
+
+def _day_label(day: date, with_month: bool) -> str:
+    return f"{day:%-d %b}" if with_month else f"{day.day}"

@@ -1,0 +1,1 @@
+"""Measure telemetry at the size of an organisation: ingest, rollups, rebuild, pages and metrics."""

@@ -1,0 +1,1 @@
+"""Read the metrics that the portal serves to Prometheus at ``/metrics``."""

@@ -1,0 +1,73 @@
+"""Build the chart of the GPUs that are wanted by weekday and hour."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from portal.reads.utilisation.answers import WEEKDAY_LABELS
+from portal.reads.utilisation.period import zone_name
+from portal.web.components.quantities import grouped
+from portal.web.money.chart import UtilisationChart, csv_columns_of
+from portal.web.money.utilisation.query import UtilisationQuery
+from portal.wording.pages.money import utilisation_texts
+from portal.wording.utilisation import findings
+from telemetry.reads.demand import HourlyDemand, demand_by_weekday
+
+OVER = "○"  # marks a cell above the capacity
+
+
+# Not split: the function builds the figure and the table of one chart from the same rows.
+def demand_chart(query: UtilisationQuery) -> UtilisationChart:
+    """Return a heatmap of the GPUs that are held or that requests wait for.
+
+    A click on a cell opens the hour with the highest demand among the hours of the cell.
+    """
+    zone = query.period.zone
+    hours = query.demand
+    grid, capacity = demand_by_weekday(hours), query.saving.owned
+    top = max([capacity, *(value for row in grid for value in row if value is not None)])
+    labels = [f"{hour:02d}:00" for hour in range(24)]
+    figure = {
+        "data": [
+            {
+                "type": "heatmap",
+                "z": grid,
+                "y": list(WEEKDAY_LABELS),
+                "x": labels,
+                "zmin": 0,
+                "zmax": top or 1,
+                "text": [[OVER if (value or 0) > capacity else "" for value in row] for row in grid],
+                "texttemplate": "%{text}",
+                "colorbar": {"tickformat": ".0f", "thickness": 12},
+                "customdata": _highest_hours(query, hours),
+                "meta": {"colour": "use"},
+                "hovertemplate": "%{y} %{x}: %{z:.1f} GPUs held and waiting<extra></extra>",
+                "hoverongaps": False,
+            }
+        ],
+        "layout": {
+            "yaxis": {"autorange": "reversed", "automargin": True},
+            "xaxis": {"tickvals": labels[::3], "tickangle": 0},
+        },
+    }
+    rows = [
+        [day, *("–" if value is None else grouped(value, 1) for value in row[::3])]
+        for day, row in zip(WEEKDAY_LABELS, grid, strict=True)
+    ]
+    return UtilisationChart(
+        utilisation_texts.DEMAND_TITLE,
+        utilisation_texts.DEMAND_HINT.format(gpus=grouped(capacity), zone=zone_name(zone)),
+        figure,
+        csv_columns_of("Day", *(f"{hour:02d}" for hour in range(0, 24, 3))),
+        rows,
+        finding=findings.demand_finding(grid, capacity),
+        opens=utilisation_texts.OPENS_HOUR_OF_DEMAND,
+    )
+
+
+def _highest_hours(query: UtilisationQuery, hours: list[HourlyDemand]) -> list[list[str]]:
+    addresses = [[""] * 24 for _ in range(7)]
+    for hour in sorted(hours, key=lambda hour: (hour.wanted, hour.start)):
+        page = query.address_of_step(hour.start, timedelta(hours=1))
+        addresses[hour.start.weekday()][hour.start.hour] = page
+    return addresses

@@ -1,0 +1,74 @@
+"""Render the levels below the map of the fleet: hosts, one host, one GPU, and the samples of one run."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import render
+
+from portal.reads.utilisation import drill
+from portal.reads.utilisation.drill_parameters import check_levels, level_parameters
+from portal.web.money.chart import UtilisationChart
+from portal.web.money.utilisation.drill_charts import gpu_chart, host_chart, sample_charts
+from portal.web.money.utilisation.fleet_chart import fleet_address, fleet_map_chart
+from portal.web.money.utilisation.query import UtilisationQuery
+from portal.web.money.utilisation.views import utilisation_query
+from portal.web.page.access import address_checks, sign_in_required
+from portal.wording.pages.money import drill_texts
+
+
+@sign_in_required
+def fleet(request: HttpRequest) -> HttpResponseBase:
+    """Render the level that the parameters ``first`` and ``last``, ``host``, ``gpu`` and ``run`` choose."""
+    with address_checks():
+        levels, others = level_parameters(request.GET.dict())  # type: ignore[arg-type]
+        check_levels(levels)
+    query = utilisation_query(request, others)
+    with address_checks():
+        charts, level = _charts(query, levels)
+    context = {
+        "charts": [{"name": name, "chart": chart} for name, chart in charts.items()],
+        "crumbs": _crumbs(query, levels),
+        "level": level,
+        "period": query.period.text(query.now),
+        "is_long": query.filters.is_long,
+        "long_text": drill_texts.EMPTY_PERIOD,
+        "earlier": fleet_address(query, **query.period.moved(-1), **levels),
+        "later": fleet_address(query, **query.period.moved(1), **levels)
+        if query.period.end < query.now
+        else "",
+    }
+    return render(request, "manage/utilisation_fleet.html", context)
+
+
+def _charts(query: UtilisationQuery, levels: dict[str, str]) -> tuple[dict[str, UtilisationChart], str]:
+    """Return the charts of a level by name, and the title of the level."""
+    if "host" not in levels:
+        first, last = levels.get("first", ""), levels.get("last", "")
+        title = drill_texts.ROW_OF_HOSTS.format(first=first, last=last) if first else drill_texts.FLEET
+        return {"fleet": fleet_map_chart(query, first, last)}, title
+    host = drill.chosen_host(query, levels["host"])
+    if "gpu" not in levels:
+        return {"host": host_chart(query, host)}, host.name
+    gpu = drill.chosen_gpu(query, host, levels["gpu"])
+    if "run" not in levels:
+        return {"gpu": gpu_chart(query, host, gpu)}, f"GPU {gpu.index}"
+    run = drill.run_samples(query, gpu, levels["run"])
+    charts = sample_charts(query, host, gpu, run)
+    named = {f"samples-{number}": chart for number, chart in enumerate(charts, start=1)}
+    return named, run.workload.name
+
+
+def _crumbs(query: UtilisationQuery, levels: dict[str, str]) -> list[dict[str, str]]:
+    """Return the levels above the shown one, each with its address."""
+    crumbs = [
+        {"text": drill_texts.UTILISATION, "url": query.address()},
+        {"text": drill_texts.FLEET, "url": fleet_address(query)},
+    ]
+    at: dict[str, str] = {}
+    for name in ("host", "gpu", "run"):
+        if name in levels:
+            at[name] = levels[name]
+            text = f"GPU {levels[name]}" if name == "gpu" else levels[name]
+            crumbs.append({"text": text, "url": fleet_address(query, **at)})
+    # The last level is the page itself.
+    return crumbs if "first" in levels else crumbs[:-1]

@@ -1,0 +1,217 @@
+"""Render the utilisation page: charts of GPU-hours, users, waiting times and savings, with tables and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.http import HttpRequest, HttpResponseBase
+from django.shortcuts import render
+from django.utils import timezone
+
+from portal import policy
+from portal.reads.utilisation.answers import ANSWERS
+from portal.reads.utilisation.parameters import read_scope
+from portal.reads.utilisation.period import DEFAULT_PERIOD, LONG_PERIODS, PERIODS
+from portal.reads.utilisation.query import DIMENSIONS, RANKING_DIMENSIONS, UNITS, dimensions_of
+from portal.web.components.quantities import grouped, money, percent, short_duration
+from portal.web.money.utilisation import charts as utilisation_charts
+from portal.web.money.utilisation import waiting_charts
+from portal.web.money.utilisation.league import waste_league
+from portal.web.money.utilisation.query import UtilisationQuery
+from portal.web.money.utilisation.waterfall_table import waterfall_table
+from portal.web.page.access import InvalidAddress, address_checks, current_user, sign_in_required
+from portal.web.page.csv_export import csv_response
+from portal.web.page.organisation import current_currency, current_organisation
+from portal.wording.formatting import date_and_time
+from portal.wording.pages.money import money_pages, utilisation_texts
+from telemetry.reads.usage_filters import CUBE_DIMENSIONS, data_freshness
+
+FREE_FILTERS = (("project", "Project"), ("person", "Person"), ("type", "Type"), ("step", "Step"))
+
+
+@sign_in_required
+def utilisation(request: HttpRequest) -> HttpResponseBase:
+    """Render the charts.
+
+    The query string chooses the ``period`` (or ``start`` and ``end``), and the filters.
+    """
+    query = utilisation_query(request)
+    now = query.now
+    query.load_shared_rows()
+    charts = {name: utilisation_charts.make_chart(name, query) for name in utilisation_charts.CHART_ORDER}
+    freshness = data_freshness(query.filters)
+    with timezone.override(query.period.zone):
+        charged_until = date_and_time(freshness.charged_until) if freshness.charged_until else ""
+    context = {
+        "charts": [
+            {"chart": chart, "csv": query.csv_address(name), "name": name, "height": chart.height}
+            for name, chart in charts.items()
+        ],
+        "waterfall": waterfall_table(query),
+        "league": waste_league(query),
+        "units": _unit_choices(query),
+        "comparison": _comparison_menu(query),
+        "figures": _figures(query, query.waterfall, query.saving, query.waits_by_size),
+        "period": query.period.text(now),
+        "earlier": query.address(**query.period.moved(-1)),
+        "later": query.address(**query.period.moved(1)) if query.period.end < now else "",
+        "coverage": query.waterfall.coverage,
+        "freshness": freshness,
+        "charged_until": charged_until,
+        "filters": _filter_menus(query),
+        "chosen": _chosen_filters(query),
+        "periods": _period_choices(query),
+        "dimensions": [
+            {"label": label, "url": query.address(by=name), "current": name == query.dimension}
+            for name, label in DIMENSIONS
+            if name in dimensions_of(query.filters)
+        ],
+        "sees_capacity": policy.may(query.viewer, "capacity.see"),
+        "simulated": freshness.simulated,
+        "now": now,
+    }
+    return render(request, "manage/utilisation.html", context)
+
+
+@sign_in_required
+def utilisation_csv(request: HttpRequest, chart: str) -> HttpResponseBase:
+    """Return the data of one chart as a CSV download."""
+    if chart not in ANSWERS:
+        raise InvalidAddress(money_pages.CHART_UNKNOWN.format(given=chart[:30], allowed=", ".join(ANSWERS)))
+    query = utilisation_query(request)
+    return csv_response(f"{chart}.csv", ANSWERS[chart].columns, ANSWERS[chart].rows(query))
+
+
+def utilisation_query(request: HttpRequest, given: Mapping[str, str] | None = None) -> UtilisationQuery:
+    """Return the query of the address, or of the ``given`` parameters.
+
+    Raises InvalidAddress for a parameter that is unknown or has an unknown value.
+    """
+    organisation = current_organisation(request)
+    with address_checks():
+        return read_scope(
+            UtilisationQuery,
+            request.GET.dict() if given is None else given,  # type: ignore[arg-type]
+            current_user(request),
+            timezone.now(),
+            organisation_zone=organisation.time_zone if organisation else "",
+            currency=current_currency(request),
+        )
+
+
+def _period_choices(query: UtilisationQuery) -> list[dict[str, Any]]:
+    custom = "start" in query.parameters
+    current = "" if custom else query.parameters.get("period", DEFAULT_PERIOD)
+    return [
+        {"label": label, "url": _period_address(query, name), "current": name == current}
+        for name, label in PERIODS
+    ]
+
+
+def _period_address(query: UtilisationQuery, name: str) -> str:
+    """Return the address of a named period, without parameters that only a shorter one allows."""
+    if name not in LONG_PERIODS:
+        return query.address(period=name)
+    by = query.dimension if query.dimension in CUBE_DIMENSIONS else None
+    waste = query.ranking if dict(RANKING_DIMENSIONS)[query.ranking] in CUBE_DIMENSIONS else None
+    return query.address(period=name, by=by, waste=waste)
+
+
+def _unit_choices(query: UtilisationQuery) -> list[dict[str, Any]]:
+    if not policy.sees_owner_cost(query.viewer):
+        return []
+    return [
+        {
+            "label": utilisation_texts.UNIT_LABELS[name],
+            "url": query.address(unit=name),
+            "current": name == query.unit,
+        }
+        for name in UNITS
+    ]
+
+
+def _comparison_menu(query: UtilisationQuery) -> dict[str, Any]:
+    chosen = query.parameters.get("compare", "before")
+    return {
+        "name": "compare",
+        "label": "against",
+        "value": utilisation_texts.COMPARISON_LABELS[chosen],
+        "choices": [
+            {"label": label, "url": query.address(compare=name), "current": name == chosen}
+            for name, label in utilisation_texts.COMPARISON_LABELS.items()
+        ],
+    }
+
+
+def _filter_menus(query: UtilisationQuery) -> list[dict[str, Any]]:
+    """Return the menus of pool, model and team. A menu with one choice is left out."""
+    menus = [
+        ("pool", "Pool", [(pool.slug, pool.name) for pool in query.pools]),
+        ("model", "Model", [(model, model) for model in query.models]),
+        ("team", "Team", [(team.slug, team.name) for team in query.teams]),
+    ]
+    return [
+        {
+            "name": name,
+            "label": label,
+            "value": dict(choices).get(query.parameters.get(name, ""), ""),
+            "choices": [
+                {
+                    "label": text,
+                    "url": query.address(**{name: value or None}),
+                    "current": value == query.parameters.get(name, ""),
+                }
+                for value, text in [("", utilisation_texts.ALL), *choices]
+            ],
+        }
+        for name, label, choices in menus
+        if len(choices) > 1
+    ]
+
+
+def _chosen_filters(query: UtilisationQuery) -> list[dict[str, str]]:
+    """Return the filters that no menu shows.
+
+    The ``url`` of each is the address of the page without this filter.
+    """
+    return [
+        {"label": label, "value": query.parameters[name], "url": query.address(**{name: None})}
+        for name, label in FREE_FILTERS
+        if name in query.parameters
+    ]
+
+
+def _figures(usage_query: UtilisationQuery, fall: Any, saving: Any, waits: Any) -> list[dict[str, Any]]:
+    by_key = {step.key: step for step in fall.steps}
+    neither = ("unhealthy", "maintenance", "unallocated", "dedicated_unused")
+    free = sum(by_key[key].share for key in neither if key in by_key)
+    unused = [by_key[key] for key in ("reserved_unused", "empty", "idle") if key in by_key]
+    half, most = waiting_charts.wait_of_most_frequent_size(waits)
+    return [
+        {"label": "Productive", "value": percent(fall.productive_share, 1), "small": "of capacity"},
+        {
+            "label": "Held or reserved",
+            "value": percent(1 - free if fall.gpu_hours else None, 1),
+            "small": "of capacity",
+        },
+        {
+            "label": money_pages.IDLE_LABEL,
+            "value": f"{grouped(sum(step.gpu_hours for step in unused))} h",
+            "small": money(sum((step.cost for step in unused), start=fall.cost * 0), usage_query.currency)
+            if policy.sees_owner_cost(usage_query.viewer)
+            else "",
+        },
+        {
+            "label": "Typical wait",
+            "value": short_duration(half),
+            "small": f"1 in 20 longer than {short_duration(most)}" if most else "",
+        },
+        {
+            "label": "Saved by pooling",
+            "value": f"{grouped(saving.gpus, 1)} GPUs",
+            "small": ""
+            if saving.per_month is None
+            else f"{money(saving.per_month, usage_query.currency)} a month",
+        },
+    ]

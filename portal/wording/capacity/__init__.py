@@ -1,0 +1,1 @@
+"""Build the sentences about the number of GPUs and about smaller requests."""

@@ -1,0 +1,1 @@
+"""Define the texts of the pages of money."""

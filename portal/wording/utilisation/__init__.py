@@ -1,0 +1,1 @@
+"""Build the sentences of the utilisation page."""

@@ -1,0 +1,58 @@
+"""Collect the age of the samples and the errors of the clocks of hosts, for alerts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from scheduler.models import Host
+from scheduler.state.states import LeaseState
+from telemetry.alerts.alert_values import AlertEvaluation, KindValues, SubjectValue
+from telemetry.core.alerts.judgement import AlertValue
+from telemetry.core.alerts.kinds import AlertKind
+from telemetry.models import ReadingFault, SampleWatermark
+
+CLOCK_KINDS = (ReadingFault.Kind.CLOCK_CORRECTED, ReadingFault.Kind.CLOCK_REFUSED)
+
+
+def host_values(evaluation: AlertEvaluation) -> KindValues:
+    """Return the values of all hosts that answer. Runs three queries.
+
+    A silent host has a notice of its own and no alert about its samples.
+    """
+    answering = Host.objects.filter(lease_state__in=(LeaseState.ALIVE, LeaseState.SUSPECT))
+    pools = dict(answering.values_list("pk", "pool_id"))
+    return {
+        AlertKind.TELEMETRY_GAP: _gaps(evaluation, pools),
+        AlertKind.CLOCK_SKEW: _skews(evaluation, pools),
+    }
+
+
+def _gaps(evaluation: AlertEvaluation, pools: dict[int, int]) -> dict[int, SubjectValue]:
+    rows = SampleWatermark.objects.filter(host__in=pools, sampled_until__isnull=False)
+    values = {}
+    for host, until in rows.values_list("host_id", "sampled_until"):
+        if until is None:
+            continue
+        minutes = max(0.0, round((evaluation.now - until).total_seconds() / 60, 1))
+        value = AlertValue(minutes, minutes, {"sampled_until": until.timestamp()})
+        values[host] = SubjectValue(pools[host], value, {"host_id": host})
+    return values
+
+
+def _skews(evaluation: AlertEvaluation, pools: dict[int, int]) -> dict[int, SubjectValue]:
+    """Return the last measured error of each clock, 0 if none was measured in the window."""
+    longest = timedelta(minutes=evaluation.rules.longest_minutes(AlertKind.CLOCK_SKEW))
+    faults = ReadingFault.objects.filter(
+        kind__in=CLOCK_KINDS, host__in=pools, last_at__gt=evaluation.now - longest, last_value__isnull=False
+    )
+    last = {fault.host_id: (fault.last_at, fault.last_value or 0.0) for fault in faults.order_by("last_at")}
+    values = {}
+    for host in last.keys() | (evaluation.open_subjects(AlertKind.CLOCK_SKEW) & pools.keys()):
+        at, offset = last.get(host, (evaluation.now - longest, 0.0))
+        begin, end = (
+            abs(offset) if at > start else 0.0
+            for start in evaluation.window_starts(pools[host], AlertKind.CLOCK_SKEW, evaluation.now)
+        )
+        value = AlertValue(begin, end, {"offset": round(offset, 1)})
+        values[host] = SubjectValue(pools[host], value, {"host_id": host})
+    return values

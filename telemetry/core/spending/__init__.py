@@ -1,0 +1,1 @@
+"""Explain and forecast spending: its change, its expected end of a period, and unusual days."""

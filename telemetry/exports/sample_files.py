@@ -1,0 +1,85 @@
+"""Write the samples of hosts as files: CSV as a stream, and Parquet from a temporary CSV file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db.models import QuerySet
+
+from scheduler.models import Workload
+from telemetry.exports.table_files import copied_rows, parquet_file
+from telemetry.ingest.stream_format import INT4, INT8, READING_KINDS, SPARSE_READING_KINDS
+
+CSV_TYPE, PARQUET_TYPE = "text/csv; charset=utf-8", "application/vnd.apache.parquet"
+_TIME_SQL = """to_char(sample.ts AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')"""
+# The SQL and the type in Parquet files of each column. An empty cell is unknown.
+COLUMNS: dict[str, tuple[str, str]] = {
+    "ts": (_TIME_SQL, "TIMESTAMP"),
+    "pool": ("pool.slug", "VARCHAR"),
+    "host": ("host.name", "VARCHAR"),
+    "gpu": ("gpu.index", "INTEGER"),
+    "uuid": ("unit.uuid", "VARCHAR"),
+    "model": ("gpu.model", "VARCHAR"),
+    "profile": ("nullif(unit.profile, '')", "VARCHAR"),
+    "workload": ("workload.public_id", "VARCHAR"),
+    **{
+        name: (f"sample.{name}", {INT4: "INTEGER", INT8: "BIGINT"}.get(kind, "DOUBLE"))
+        for name, kind in {**READING_KINDS, **SPARSE_READING_KINDS}.items()
+    },
+}
+_ROWS_SQL = (
+    f"SELECT {', '.join(sql for sql, _ in COLUMNS.values())} FROM scheduler_unit unit"
+    " JOIN scheduler_gpu gpu ON gpu.id = unit.gpu_id JOIN scheduler_host host ON host.id = gpu.host_id"
+    " JOIN scheduler_pool pool ON pool.id = gpu.pool_id"
+    " JOIN telemetry_sample sample ON sample.unit_id = unit.id"
+    " LEFT JOIN scheduler_allocation allocation ON allocation.id = sample.allocation_id"
+    " LEFT JOIN scheduler_workload workload ON workload.id = allocation.workload_id"
+    " WHERE gpu.host_id = %(host)s AND sample.ts >= %(start)s AND sample.ts < %(end)s{only}"
+    " ORDER BY unit.id, sample.ts"
+)
+
+
+@dataclass(frozen=True)
+class SampleScope:
+    """The samples of a file: those of ``hosts`` (ids, in the order of the file) with ``start <= ts < end``.
+
+    ``workloads`` is the work whose samples are included. If it is None, all samples of the hosts are
+    included.
+    """
+
+    hosts: Sequence[int]
+    start: datetime
+    end: datetime
+    workloads: QuerySet[Workload] | None = None
+
+
+def sample_csv(scope: SampleScope) -> Iterator[bytes]:
+    """Yield a header and one line per sample. The lines of a host are sorted by unit and time."""
+    yield f"{','.join(COLUMNS)}\n".encode()
+    yield from _rows(scope)
+
+
+def sample_parquet(scope: SampleScope) -> Iterator[bytes]:
+    """Yield a Parquet file with the rows and columns of the CSV file. Times are in UTC."""
+    yield from parquet_file(_rows(scope), {name: kind for name, (_, kind) in COLUMNS.items()})
+
+
+SAMPLE_FILES: dict[str, tuple[str, Callable[[SampleScope], Iterator[bytes]]]] = {
+    "csv": (CSV_TYPE, sample_csv),
+    "parquet": (PARQUET_TYPE, sample_parquet),
+}
+
+
+def _rows(scope: SampleScope) -> Iterator[bytes]:
+    """Yield the rows host by host, because the index of samples begins with the unit."""
+    values: dict[str, Any] = {"start": scope.start, "end": scope.end}
+    only = ""
+    if scope.workloads is not None:
+        values["workloads"] = list(scope.workloads.values_list("pk", flat=True))
+        only = " AND allocation.workload_id = ANY(%(workloads)s::bigint[])"
+    query = _ROWS_SQL.format(only=only)
+    for host in scope.hosts:
+        yield from copied_rows(query, values | {"host": host})

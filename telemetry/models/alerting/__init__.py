@@ -1,0 +1,1 @@
+"""Define alerts and the rules of pools for them."""

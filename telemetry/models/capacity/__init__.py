@@ -1,0 +1,1 @@
+"""Define the rows about the number of GPUs that a pool needs."""

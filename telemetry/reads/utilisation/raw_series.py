@@ -1,0 +1,70 @@
+"""Reduce series of samples to few points that keep their shape. Gaps stay gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import numpy as np
+from django.db import connection
+from tsdownsample import MinMaxLTTBDownsampler
+
+MAX_POINTS = 600
+# Samples arrive every 5 to 30 seconds. A gap is longer than this, and than GAP_FACTOR usual distances.
+MIN_GAP_SECONDS = 45.0
+GAP_FACTOR = 4
+RAW_READINGS = ("utilisation", "sm_active", "memory_used_mib", "power_w", "temperature_c")
+Points = list[tuple[float, float | None]]
+
+
+def raw_series(
+    units: Sequence[int], allocations: Sequence[int], start: datetime, end: datetime
+) -> dict[str, Points]:
+    """Return the samples of the allocations on the units as at most MAX_POINTS points for each reading.
+
+    A point is (seconds since the epoch, value). A point with the value None lies in each gap.
+    """
+    columns = ", ".join(f"{name}::float8" for name in RAW_READINGS)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT extract(epoch FROM ts)::float8, {columns} FROM telemetry_sample"
+            " WHERE unit_id = ANY(%s) AND allocation_id = ANY(%s) AND ts >= %s AND ts < %s ORDER BY ts",
+            [list(units), list(allocations), start, end],
+        )
+        table = np.array(cursor.fetchall(), dtype=np.float64).reshape(-1, len(RAW_READINGS) + 1)
+    return {name: thinned(table[:, 0], table[:, number]) for number, name in enumerate(RAW_READINGS, start=1)}
+
+
+def thinned(
+    times: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    values: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    most: int = MAX_POINTS,
+) -> Points:
+    """Return at most ``most`` of the points (MinMaxLTTB), and a point without a value in each gap.
+
+    Values that are not a number are unknown. ``times`` are in order.
+    """
+    known = ~np.isnan(values)
+    times, values = times[known], values[known]
+    if not len(times):
+        return []
+    part = _parts(times)
+    if len(times) > most:
+        chosen = MinMaxLTTBDownsampler().downsample(times, values, n_out=most)
+    else:
+        chosen = np.arange(len(times))
+    points: Points = []
+    for before, number in zip([None, *chosen[:-1]], chosen, strict=True):
+        if before is not None and part[before] != part[number]:
+            points.append(((times[before] + times[number]) / 2, None))
+        points.append((float(times[number]), float(values[number])))
+    return points
+
+
+def _parts(
+    times: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Return the number of the part of each time. A gap lies between two parts."""
+    distances = np.diff(times)
+    usual = float(np.median(distances)) if len(distances) else 0.0
+    return np.concatenate([[0], np.cumsum(distances > max(MIN_GAP_SECONDS, GAP_FACTOR * usual))])

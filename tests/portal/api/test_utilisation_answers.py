@@ -1,0 +1,265 @@
+"""Test the answers of the utilisation page as JSON, and the levels down to samples."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.db import connection
+from django.urls import reverse
+from rest_framework.test import APIClient
+
+from portal.models import User
+from portal.reads.utilisation.answers import ANSWERS
+from portal.reads.utilisation.drill_answers import LEVEL_ANSWERS
+from scheduler.models import Host, Workload
+from telemetry.models import Rollup
+from telemetry.reads.utilisation import fleet_map as fleet_reads
+from tests.portal.web.test_manage_money_pages import signed_in
+from tests.telemetry.rows import at, hold, rates, workload
+from tests.telemetry.test_selectors import create_hour_of_use
+from tests.world import World, units_of
+
+__all__ = ["rates"]
+pytestmark = pytest.mark.django_db
+PERIOD = {"start": at(0).isoformat(), "end": at(0, day=3).isoformat()}
+PAGE_PERIOD = {"start": "2026-03-02", "end": "2026-03-03"}
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def used(rates: World) -> World:
+    """Return a world in which vision held GPU 0 and language GPU 1 of alpha, with samples of GPU 0."""
+    for number, team in enumerate((rates.vision, rates.language)):
+        unit = units_of(rates.hosts["alpha"])[number]
+        allocation = hold(workload(rates, team), unit, at(9), at(11), end_code="finished")
+        for hour in (9, 10):
+            create_hour_of_use(allocation, hour)
+        if number == 0:
+            rows = [(at(9) + dt.timedelta(seconds=10 * n)) for n in range(30) if not 10 <= n < 20]
+            with connection.cursor() as cursor:
+                for moment in rows:
+                    cursor.execute(
+                        "INSERT INTO telemetry_sample (unit_id, allocation_id, ts, utilisation, power_w)"
+                        " VALUES (%s, %s, %s, 50, 300)",
+                        [unit.pk, allocation.pk, moment],
+                    )
+    return rates
+
+
+@pytest.fixture
+def ask(used: World, client_of: Callable[[User], APIClient]) -> Ask:
+    """Return a function that requests an answer for 2 March as a user."""
+
+    def call(user: User, answer: str, **parameters: Any) -> Any:
+        return client_of(user).get(f"/api/v1/utilisation/{answer}/", PERIOD | parameters)
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def no_cache() -> Any:
+    """Compute the map of the fleet each time."""
+    with mock.patch("portal.reads.utilisation.fleet_map.cache_get", return_value=None):
+        yield
+
+
+def run_of(world: World, team: Any) -> str:
+    return str(Workload.objects.get(project=team.project).public_id)
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_every_answer_of_the_page_is_json_with_the_columns_of_its_csv_file(
+    used: World, ask: Ask, answer: str
+) -> None:
+    found = ask(used.operator, answer)
+    assert found.status_code == 200, found.content
+    body = found.json()
+    assert tuple(body["columns"]) == ANSWERS[answer].columns
+    assert (body["answer"], body["start"]) == (answer, "2026-03-02T00:00:00Z")
+    for row in body["rows"]:
+        assert list(row) == body["columns"]
+
+
+def test_an_answer_has_the_figures_of_the_page(used: World, ask: Ask) -> None:
+    rows = {row["bucket"]: row["gpu_hours"] for row in ask(used.operator, "waterfall").json()["rows"]}
+    page = signed_in(used.operator).get(reverse("utilisation"), PAGE_PERIOD)
+    shown = {row["key"]: row["hours"] for row in page.context["waterfall"]["rows"]}
+    assert {key: f"{rows[key]:,.1f}" for key in shown} == shown
+
+
+@pytest.mark.parametrize(
+    ("answer", "parameters", "field", "message"),
+    [
+        (
+            "waterfall",
+            {"end": at(0, day=1).isoformat()},
+            "end",
+            "allowed: after the start and within 400 days",
+        ),
+        (
+            "waterfall",
+            {"end": (at(0) + dt.timedelta(days=401)).isoformat()},
+            "end",
+            "allowed: after the start and within 400 days",
+        ),
+        ("waterfall", {"team": "nowhere"}, "team", "team is 'nowhere'; allowed: "),
+        ("waterfall", {"person": "nobody"}, "person", "person is 'nobody'; allowed: the user name"),
+        ("waterfall", {"colour": "red"}, "colour", "this request has no such field"),
+        ("waterfall", {"host": "alpha"}, "host", "host is 'alpha'; allowed: nothing"),
+        ("gpu-runs", {"host": "alpha"}, "gpu", "gpu is ''; allowed: a value"),
+    ],
+)
+def test_a_bad_parameter_is_refused_with_field_value_and_what_is_allowed(
+    used: World, ask: Ask, answer: str, parameters: dict[str, str], field: str, message: str
+) -> None:
+    refused = ask(used.operator, answer, **parameters)
+    assert refused.status_code == 400
+    [error] = refused.json()["errors"]
+    assert error["field"] == field and message in error["message"]
+
+
+def test_a_period_without_end_is_refused(used: World, client_of: Callable[[User], APIClient]) -> None:
+    for path in ("utilisation/waterfall/", "usage/"):
+        refused = client_of(used.operator).get(f"/api/v1/{path}", {"start": at(0).isoformat()})
+        assert refused.status_code == 400
+        assert "end is ''; allowed: " in refused.json()["errors"][0]["message"]
+
+
+def test_an_unknown_answer_is_refused_with_the_names(used: World, ask: Ask) -> None:
+    refused = ask(used.operator, "weather")
+    assert refused.status_code == 404
+    assert "answer is 'weather'; allowed: waterfall, waste" in refused.json()["errors"][0]["message"]
+
+
+def test_the_map_leads_from_a_host_to_its_gpus_a_run_and_its_samples(used: World, ask: Ask) -> None:
+    fleet = ask(used.operator, "fleet").json()["rows"]
+    busy = {(row["host"], row["start"][11:13]): row["busy_percent"] for row in fleet}
+    assert busy["alpha", "09"] == 40 and busy["alpha", "12"] is None and busy["beta", "09"] is None
+    gpus = ask(used.operator, "host-gpus", host="alpha").json()["rows"]
+    assert {row["gpu"]: row["busy_share"] for row in gpus if row["start"].startswith("2026-03-02T09")}[
+        1
+    ] == 0.4
+    (run,) = ask(used.operator, "gpu-runs", host="alpha", gpu="0").json()["rows"]
+    assert run["workload"] == run_of(used, used.vision)
+    samples = ask(used.operator, "run-samples", host="alpha", gpu="0", run=run["workload"]).json()["rows"]
+    power = [row["value"] for row in samples if row["reading"] == "power_w"]
+    assert power == [300.0] * 10 + [None] + [300.0] * 10  # the gap stays a gap
+    assert not [row for row in samples if row["reading"] == "sm_active"]
+
+
+@pytest.mark.parametrize(
+    ("role", "named", "samples"), [("operator", 1, 200), ("member", 0, 404), ("stranger", 0, 404)]
+)
+def test_runs_of_other_teams_have_no_name_and_no_samples(
+    used: World, ask: Ask, role: str, named: int, samples: int
+) -> None:
+    user, run = used.people[role], run_of(used, used.language)
+    (row,) = ask(user, "gpu-runs", host="alpha", gpu="1").json()["rows"]
+    assert sum(row[name] is not None for name in ("workload", "name", "team")) == 3 * named
+    assert row["start"] == "2026-03-02T09:00:00+00:00"
+    refused = ask(user, "run-samples", host="alpha", gpu="1", run=run)
+    assert refused.status_code == samples
+    level = {"host": "alpha", "gpu": "1", "run": run}
+    page = signed_in(user).get(reverse("utilisation-fleet"), PAGE_PERIOD | level)
+    assert page.status_code == samples
+    shown = signed_in(user).get(reverse("utilisation-fleet"), PAGE_PERIOD | {"host": "alpha", "gpu": "1"})
+    assert (run in shown.content.decode()) is bool(named)
+
+
+@pytest.mark.parametrize("dimension", ["host", "gpu"])
+def test_hosts_of_dedicated_pools_have_no_name_for_other_teams(used: World, ask: Ask, dimension: str) -> None:
+    unit = units_of(used.hosts["delta"])[0]
+    hold(workload(used, used.vision), unit, at(9), at(11), end_code="finished")
+    for role, seen in (("operator", True), ("member", True), ("other team", False), ("stranger", False)):
+        rows = ask(used.people[role], "use-by", by=dimension).json()["rows"]
+        assert any(row["name"].startswith("delta") for row in rows) is seen, role
+        assert any(row["name"].startswith("alpha") for row in rows), role
+
+
+# -- the pages -----------------------------------------------------------------------------------------------
+
+
+def level_page(user: User, **levels: str) -> Any:
+    return signed_in(user).get(reverse("utilisation-fleet"), PAGE_PERIOD | levels)
+
+
+def test_each_level_names_the_levels_above_it(used: World) -> None:
+    run = run_of(used, used.vision)
+    for levels, crumbs in (
+        ({}, ["Utilisation"]),
+        ({"first": "alpha", "last": "beta"}, ["Utilisation", "Fleet"]),
+        ({"host": "alpha"}, ["Utilisation", "Fleet"]),
+        ({"host": "alpha", "gpu": "0"}, ["Utilisation", "Fleet", "alpha"]),
+        ({"host": "alpha", "gpu": "0", "run": run}, ["Utilisation", "Fleet", "alpha", "GPU 0"]),
+    ):
+        page = level_page(used.operator, **levels)
+        assert page.status_code == 200
+        assert [crumb["text"] for crumb in page.context["crumbs"]] == crumbs
+        for crumb in page.context["crumbs"]:
+            assert signed_in(used.operator).get(crumb["url"]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("levels", "says"),
+    [
+        ({"gpu": "0"}, "gpu is '0'; allowed: together with host."),
+        ({"host": "alpha", "run": "x"}, "run is 'x'; allowed: together with host and gpu."),
+        ({"host": "nowhere"}, "host is 'nowhere'; allowed: the name of a host that you may see"),
+        ({"host": "alpha", "gpu": "99"}, "gpu is '99'; allowed: 0, 1"),
+        ({"host": "alpha", "gpu": "9" * 5_000}, "...; allowed: 0, 1"),
+        ({"host": "alpha", "gpu": "0", "run": "x"}, "run is 'x'; allowed: the id of a workload"),
+        ({"team": "vision"}, "'team' is not a parameter of this page; allowed: period, start"),
+        ({"end": "2027-06-01"}, "end is '2027-06-01'; allowed: after the start and within 400 days"),
+    ],
+)
+def test_a_level_that_does_not_exist_is_refused(used: World, levels: dict[str, str], says: str) -> None:
+    answer = level_page(used.operator, **levels)
+    assert answer.status_code == 404
+    assert says in unescape(answer.content.decode())
+
+
+def test_a_line_is_not_drawn_across_a_gap(used: World) -> None:
+    page = level_page(used.operator, host="alpha", gpu="0", run=run_of(used, used.vision))
+    (trace,) = page.context["charts"][0]["chart"].figure["data"]
+    assert trace["connectgaps"] is False and trace["y"].count(None) == 1
+
+
+def test_many_hosts_are_folded_into_few_rows(used: World) -> None:
+    with (
+        mock.patch("portal.reads.utilisation.fleet_map.MAX_ROWS", 2),
+        mock.patch("portal.reads.utilisation.fleet_map.MAX_STEPS", 6),
+    ):
+        page = level_page(used.operator)
+        figure = page.context["charts"][0]["chart"].figure["data"][0]
+        assert len(figure["z"]) == 2 and len(figure["x"]) == 6
+        assert figure["z"][0][2] == 40  # 08:00 to 12:00; hours without samples do not count
+        assert signed_in(used.operator).get(figure["meta"]["row"][0]).status_code == 200
+
+
+def test_the_command_line_documents_every_answer(root: Path) -> None:
+    text = (root / "docs" / "cli.md").read_text()
+    assert not [name for name in (*ANSWERS, *LEVEL_ANSWERS) if f"`{name}`" not in text]
+
+
+def test_an_hour_of_the_map_weighs_its_measured_gpu_minutes(used: World) -> None:
+    hours = Rollup.objects.filter(resolution=Rollup.Resolution.HOUR, unit__gpu__host__name="alpha")
+    bucket = hours.filter(covered_seconds__gt=0).order_by("bucket").values_list("bucket", flat=True)[0]
+    rows = hours.filter(bucket=bucket).values_list("covered_seconds", "utilisation_seconds")
+    seconds = sum(covered for covered, utilisation in rows if utilisation is not None)
+    day = fleet_reads.host_day(bucket.replace(hour=0))
+    place = day.hosts.index(Host.objects.get(name="alpha").pk)
+    assert day.weight[place, bucket.hour] == round(seconds / 60) > 0
+
+
+def test_the_map_of_10_000_gpus_is_small() -> None:
+    import numpy as np
+
+    busy = np.random.default_rng(1).integers(0, 101, (1250, 24 * 62)).astype(np.uint8)
+    cells = fleet_reads.folded(busy, np.full(busy.shape, 480, np.uint16), 14, 16)
+    assert cells.shape == (90, 93) and int(cells.max()) <= 100

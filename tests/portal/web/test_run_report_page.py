@@ -1,0 +1,258 @@
+"""Test the report of a run on its page, in the API and in its CSV files, and the charts of the tab Use."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.urls import reverse
+from rest_framework.test import APIClient
+
+from portal.models import Notification
+from portal.reads.money.cost_totals import prices, workload_costs
+from portal.reads.work.run_reports import ReportGap, RunReportDetails, run_report
+from portal.web.work import use_charts
+from scheduler.models import Run, Workload
+from telemetry.core.run_report import SERIES
+from telemetry.money.charges import charge_all_gpus
+from telemetry.reads.chargeback import charges_by
+from telemetry.reports import stored
+from telemetry.rollups.roll_up import roll_up_due_buckets
+from tests.portal.web.work_samples import signed_in
+from tests.telemetry.rows import at, begin_charges_at, rates, workload
+from tests.telemetry.test_rollups import write_samples
+from tests.telemetry.test_run_reports import forget_rollups, held_workload
+from tests.world import World, units_of, world_fixture
+
+__all__ = ["rates"]
+pytestmark = pytest.mark.django_db
+
+
+def write_ran(world: World) -> Workload:
+    """Return a job that held 4 GPUs from 9:00 to 10:00 and 10:30 to 11:00, and used one of them."""
+    begin_charges_at(world, at(9))
+    units = units_of(world.hosts["alpha"])[:4]
+    job = held_workload(world, units, [(at(9), at(10)), (at(10, 30), at(11))])
+    write_samples(units[0], at(9), 720)
+    for unit in units[1:]:
+        write_samples(unit, at(9), 720, utilisation=0, processes=0)
+    roll_up_due_buckets(at(11, 10))
+    charge_all_gpus(at(12))
+    return job
+
+
+ran = world_fixture(write_ran, after=rates)
+
+
+def details_of(job: Workload) -> RunReportDetails:
+    found = run_report(job, at(12))
+    assert found is not None
+    return found
+
+
+def page_of(world: World, job: Workload, role: str = "member") -> Any:
+    return signed_in(world.people[role]).get(reverse("workload-report", args=[job.public_id]))
+
+
+def csv_of(world: World, job: Workload, table: str) -> list[dict[str, str]]:
+    url = reverse("workload-report-csv", args=[job.public_id])
+    answer = signed_in(world.vision.member).get(url, {"table": table})
+    return list(csv.DictReader(io.StringIO(b"".join(answer).decode("utf-8-sig"))))
+
+
+def test_the_cost_is_the_one_of_the_chargeback_page(rates: World, ran: Workload) -> None:
+    details = details_of(ran)
+    shown = {group.key: group.charged for group in charges_by("workload", at(9).date().replace(day=1)).groups}
+    assert details.cost == {"EUR": shown[ran.pk]} == workload_costs([ran.pk], at(12), prices(at(12)))[ran.pk]
+    assert sum(Decimal(row["charged"]) for row in csv_of(rates, ran, "charges")) == shown[ran.pk]
+
+
+def test_a_preemption_is_a_gap_and_a_wait(rates: World, ran: Workload) -> None:
+    details = details_of(ran)
+    [gap] = details.gaps
+    assert (gap.start, gap.end, gap.preempted) == (at(10), at(10, 30), True)
+    assert (details.first_wait, details.gap_time) == (timedelta(minutes=5), timedelta(minutes=30))
+    figure = use_charts.use_figure(details.report, details.gaps)
+    [shape] = figure["layout"]["shapes"]
+    assert (shape["x0"][-8:], shape["x1"][-8:]) == ("10:00:00", "10:30:00")
+    assert "preempted 10:00 to 10:30" in shape["label"]["text"]
+
+
+def test_the_page_shows_what_to_ask_for_with_the_cost_of_fewer_gpus(rates: World, ran: Workload) -> None:
+    page = page_of(rates, ran).content.decode()
+    details = details_of(ran)
+    assert details.cost is not None
+    assert "Ask for 1 GPU instead of 4" in page
+    less = details.cost["EUR"] / 4
+    assert f"would have cost €{less:.2f} instead of €{details.cost['EUR']:.2f}" in page
+    for word in ("not measured", "GPU 0", "Final" if details.is_final else "Samples may still arrive"):
+        assert word in page
+
+
+def test_the_form_for_the_next_request_has_the_advice(rates: World, ran: Workload) -> None:
+    page = page_of(rates, ran)
+    numbers = {advice.code: advice.numbers for advice in details_of(ran).report.advice}
+    form = signed_in(rates.vision.member).get(page.context["advised_url"]).context["form"]
+    assert form.initial["count"] == "1" and form.initial["kind"] == "job"
+    assert form.initial["length"] == numbers["shorter_limit"]["suggested_seconds"] // 60
+    assert form.initial["length_unit"] == "minutes"
+    Workload.objects.filter(pk=ran.pk).update(kind="notebook")
+    assert page_of(rates, ran).context["advised_url"] == ""
+
+
+def test_unmeasured_values_are_not_shown_as_zero(rates: World, ran: Workload) -> None:
+    details = details_of(ran)
+    assert (details.cpu_seconds, details.memory_peak_mib, details.energy_kwh, details.sm_active) == (
+        None,
+    ) * 4
+    context = page_of(rates, ran).context
+    used = {row[0]: row[1:] for row in context["resources"]["rows"]}
+    assert used["CPU cores, each host"][0] == used["Memory, each host"][1] == "not measured"
+    assert used["Energy in all"][1] == "not measured"
+    assert {row[4] for row in context["gpu_table"]["rows"]} == {"not measured"}
+
+
+def test_cpu_and_memory_of_the_runs_are_shown(rates: World, ran: Workload) -> None:
+    Run.objects.filter(workload=ran).update(cpu_seconds=5400, memory_peak_mib=2048)
+    used = {row[0]: row[1:] for row in page_of(rates, ran).context["resources"]["rows"]}
+    assert used["CPU cores, each host"][0] == "2.0"  # 10,800 CPU seconds in 5,400 seconds
+    assert used["Memory, each host"][1] == "2.0 GiB"
+
+
+def test_gaps_stay_gaps_in_the_chart_and_every_hover_has_a_unit(rates: World, ran: Workload) -> None:
+    details = details_of(ran)
+    figure = use_charts.use_figure(details.report, details.gaps)
+    for trace in figure["data"]:
+        assert "%{" in trace["hovertemplate"] and trace["hovertemplate"].endswith("<extra></extra>")
+        if trace["type"] == "scatter":
+            assert trace["connectgaps"] is False
+            assert any(unit in trace["hovertemplate"] for unit in ("%", "GiB", " W"))
+    assert figure["layout"]["hovermode"] == "closest"
+    strip = figure["data"][0]
+    assert len(strip["z"]) == len(set(strip["y"])) == 4
+    at_gap = details.report.points.index(int(at(10, 10).timestamp()))
+    assert [row[at_gap] for row in strip["z"]] == [None] * 4
+
+
+def test_no_line_crosses_a_gap_that_is_shorter_than_a_point() -> None:
+    gap = ReportGap(at(9, 20), at(9, 40), "evicted_for_guarantee", preempted=True)
+    times = ["2026-03-02T08:30:00", "2026-03-02T10:30:00"]
+    found = use_charts._with_breaks(times, ["a", "b"], [1.0, 2.0], [gap])
+    assert found == ([times[0], "2026-03-02T09:30:00", times[1]], ["a", "", "b"], [1.0, None, 2.0])
+
+
+def test_the_table_and_the_csv_have_the_figures_of_the_chart(rates: World, ran: Workload) -> None:
+    details = details_of(ran)
+    table = use_charts.use_table(details.report, "x")
+    rows = csv_of(rates, ran, "points")
+    assert len(table["rows"]) == len(details.report.points)
+    assert len(rows) == len(details.report.points) * 4
+    assert list(rows[0]) == ["start", "seconds", "host", "gpu", "profile", *SERIES]
+    at_gap = details.report.points.index(int(at(10, 10).timestamp())) * 4
+    assert [rows[n]["utilisation"] for n in (4, 5, at_gap)] == ["50.0", "0.0", ""]
+    assert len(csv_of(rates, ran, "gpus")) == 4
+
+
+def test_many_gpus_are_drawn_as_mean_and_highest() -> None:
+    from tests.telemetry.test_run_report_core import unit
+
+    units = [unit(number, busy=[number * 5.0, None]) for number in range(9)]
+    for each in units:
+        each.series["power_w"] = [each.gpu * 100.0, None]
+    lines = use_charts._lines(units, "power_w")
+    assert [(label, values) for label, _, values in lines] == [
+        ("mean of 9 GPUs", [400.0, None]),
+        ("highest of 9 GPUs", [800.0, None]),
+    ]
+
+
+def test_very_many_gpus_have_a_row_for_each_host(rates: World, ran: Workload) -> None:
+    report = details_of(ran).report
+    many = replace(report, units=[replace(report.units[0], host=f"h{n % 2}", gpu=n) for n in range(66)])
+    strip = use_charts.use_figure(many, [])["data"][0]
+    assert strip["y"] == ["h0, 33 GPUs", "h1, 33 GPUs"]
+    assert strip["z"][0] == report.units[0].series["busy"]
+
+
+def test_an_unknown_table_is_refused(rates: World, ran: Workload) -> None:
+    url = reverse("workload-report-csv", args=[ran.public_id])
+    answer = signed_in(rates.vision.member).get(url, {"table": "gpu"})
+    assert answer.status_code == 404
+    assert "allowed: points, hosts, gpus, charges" in answer.content.decode()
+
+
+def test_a_workload_that_held_nothing_has_a_page_that_says_so(rates: World) -> None:
+    job = workload(rates, rates.vision, state="queued")
+    page = page_of(rates, job)
+    assert page.status_code == 200 and "It has held no GPU" in page.content.decode()
+    assert csv_of(rates, job, "points") == []
+    client = APIClient()
+    client.force_authenticate(rates.vision.member)
+    answer = client.get(f"/api/v1/workloads/{job.public_id}/report/")
+    assert answer.status_code == 400
+    assert "has held no GPU, so it has no report" in answer.json()["errors"][0]["message"]
+
+
+def test_people_who_may_not_see_the_workload_do_not_see_its_report(rates: World, ran: Workload) -> None:
+    assert page_of(rates, ran, "other team").status_code == 404
+    assert page_of(rates, ran, "team mate").status_code == 200
+
+
+def test_the_api_returns_the_figures_of_the_page(rates: World, ran: Workload) -> None:
+    client = APIClient()
+    client.force_authenticate(rates.vision.member)
+    body = client.get(f"/api/v1/workloads/{ran.public_id}/report/").json()
+    details = details_of(ran)
+    assert details.cost is not None
+    assert body["cost"] == [{"currency": "EUR", "amount": str(details.cost["EUR"])}]
+    assert (body["waited_seconds"], body["gap_seconds"]) == (300, 1800)
+    assert [gap["preempted"] for gap in body["gaps"]] == [True]
+    assert (body["busy_at_once"], body["asked_gpus"], body["final"]) == (1, 4, False)
+    assert (body["cpu_seconds"], body["energy_kwh"]) == (None, None)
+    assert [advice["code"] for advice in body["advice"]] == ["fewer_gpus", "shorter_limit"]
+    assert len(body["gpus"]) == 4
+    assert len(body["gpus"][0]["series"]["busy"]) == len(body["points"])
+
+
+def test_the_stored_report_is_shown_after_the_rollups_are_gone(
+    rates: World, ran: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored.refresh_reports(at(11, 20))
+    before = page_of(rates, ran).context["gpu_table"]
+    forget_rollups(monkeypatch, 60, 3600)
+    assert page_of(rates, ran).context["gpu_table"] == before
+
+
+def test_the_tab_named_use_has_the_chart_of_the_report(rates: World, ran: Workload) -> None:
+    client = signed_in(rates.vision.member)
+    tab = client.get(reverse("job", args=[ran.public_id]), {"tab": "use"})
+    assert tab.context["chart"] == page_of(rates, ran).context["chart"]
+    assert reverse("workload-report", args=[ran.public_id]) in tab.content.decode()
+
+
+def test_only_the_chart_of_a_running_job_reads_new_figures(rates: World, ran: Workload) -> None:
+    url, client = reverse("job", args=[ran.public_id]), signed_in(rates.vision.member)
+    part = "tab=use&amp;part=chart"
+    assert part not in client.get(url, {"tab": "use"}).content.decode()
+    Workload.objects.filter(pk=ran.pk).update(state="running", ended_at=None)
+    assert part in client.get(url, {"tab": "use"}).content.decode()
+    figures = client.get(url, {"tab": "use", "part": "chart"}).content.decode()
+    assert 'id="figure-run"' in figures and "<table" in figures and "<nav" not in figures
+
+
+def test_the_notice_of_the_end_links_to_the_report(rates: World, ran: Workload) -> None:
+    for kind in ("ended", "started"):
+        Notification.objects.create(
+            user=rates.vision.member, kind=kind, numbers={}, workload=ran, source=kind, at=at(11)
+        )
+    page = signed_in(rates.vision.member).get(reverse("notifications")).content.decode()
+    assert page.count(reverse("workload-report", args=[ran.public_id])) == 1
+    client = APIClient()
+    client.force_authenticate(rates.vision.member)
+    found = {row["kind"]: row["report"] for row in client.get("/api/v1/notifications/").json()["results"]}
+    assert found == {"ended": f"/api/v1/workloads/{ran.public_id}/report/", "started": None}
