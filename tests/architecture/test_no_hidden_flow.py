@@ -1,4 +1,4 @@
-"""Test that go-to-definition reaches every effect: no signals, no logic in save(), locks in one place."""
+"""Test that go-to-definition reaches every effect: no signals, no logic in save(), one place for locks and CSV."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ SIGNALS = (
     "django.core.signals",
     "django.contrib.auth.signals",
 )
+
+CSV_MODULE = "telemetry/core/csv_text.py"
+CSV_WRITERS = ("writer", "DictWriter")
 
 
 def test_no_module_imports_signals() -> None:
@@ -91,6 +94,20 @@ def test_nvml_is_used_in_one_folder_only() -> None:
         path for path, tree in modules() for _, name in imported_names(tree) if name.split(".")[0] == "pynvml"
     }
     assert files and all(path.startswith("agent/gpu/nvml/") for path in files), files
+
+
+def test_only_one_module_of_the_product_writes_csv() -> None:
+    writers = [
+        path
+        for path, tree in modules()
+        if "csv" in {name for _, name in imported_names(tree)}
+        and any(
+            (isinstance(node, ast.Attribute) and node.attr in CSV_WRITERS)
+            or (isinstance(node, ast.ImportFrom) and node.module == "csv")
+            for node in ast.walk(tree)
+        )
+    ]
+    assert [path for path in writers if not path.startswith("benchmarks/")] == [CSV_MODULE]
 
 
 def test_no_module_has_a_catch_all_name() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.e2e.test_main_job import FLAGS, Person, eventually, host_of_running, state_of
+from tests.e2e.demo_in_browser import FLAGS, Person, eventually
+from tests.e2e.test_main_job import host_of_running, state_of
 from tests.running_demo import Demo, free_pair
 from tests.waiting import PAGE_MILLISECONDS
 

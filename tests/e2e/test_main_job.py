@@ -1,43 +1,31 @@
-"""Test the main workflow in a browser, from a request for GPUs to a line on the statement.
+"""Test the main workflow in a browser: notebook, reservation, preempted job, quota, sick host, API and CLI.
 
 The browser shows a demo to four people. Each step builds on the previous ones, so they run in order in one
 module. Requests to other hosts and errors in the console are recorded on every page. ``Person.check`` asserts
 that there were none, and that the present page has no serious violation of accessibility (axe). It is called
-on most pages.
+on most pages. The steps about use and costs need the simulated past: see ``test_use_and_costs.py``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import date, datetime, timedelta
-from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import (
-    APIRequest,
-    Browser,
-    BrowserContext,
-    ConsoleMessage,
-    Page,
-    expect,
-    sync_playwright,
-)
 from playwright.sync_api import Error as PlaywrightError
+from playwright.sync_api import Page, expect
 
-from tests.running_demo import Demo, free_pair
-from tests.waiting import PAGE_MILLISECONDS
+from tests.e2e.demo_in_browser import ROOT, Person, Story, eventually, running_story
+from tests.running_demo import Demo
 
 pytestmark = [
     pytest.mark.browser,
@@ -45,111 +33,12 @@ pytestmark = [
     pytest.mark.timeout(420),
     pytest.mark.xdist_group("main-job"),
 ]
-ROOT = Path(__file__).resolve().parent.parent.parent
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-# htmx logs these errors if the page is left during a refresh. A refresh that fails logs other errors.
-ABORTED_REFRESHES = ("htmx:afterRequest,", "htmx:sendAbort,")
-REFUSED = "Failed to load resource: the server responded with a status of 400 (Bad Request)"
-SERIOUS = ("serious", "critical")
-
-
-class Person:
-    """A person with their own browser context."""
-
-    def __init__(self, browser: Browser, demo: Demo, username: str) -> None:
-        self.demo, self.username = demo, username
-        self.context: BrowserContext = browser.new_context(
-            viewport={"width": 1280, "height": 900}, timezone_id="Europe/Berlin"
-        )
-        self.page: Page = self.context.new_page()
-        self.other_hosts: list[str] = []
-        self.errors: list[str] = []
-        self.context.on("request", lambda request: self._note_request(request.url))
-        self.context.on("weberror", lambda error: self.errors.append(str(error.error)))
-        self.context.on("console", self._note_console_message)
-        self.page.goto(f"{demo.url}/accounts/login/")
-        self.page.fill("input[name=login]", username)
-        self.page.fill("input[name=password]", demo.sign_ins()[username])
-        self.page.get_by_role("button", name="Sign in").click()
-        expect(self.page.get_by_role("heading", level=1)).not_to_have_text("Sign in")
-
-    def _note_console_message(self, message: ConsoleMessage) -> None:
-        if message.type == "error" and not message.text.startswith(ABORTED_REFRESHES):
-            self.errors.append(f"{message.text} ({message.location.get('url')})")
-
-    def _note_request(self, url: str) -> None:
-        parts = urlsplit(url)
-        own = {self.demo.port, self.demo.port + 1}
-        if parts.scheme in ("http", "https", "ws", "wss") and (
-            parts.port not in own
-            or not (parts.hostname == "127.0.0.1" or (parts.hostname or "").endswith(".localhost"))
-        ):
-            self.other_hosts.append(url)
-
-    def go(self, path: str) -> Page:
-        answer = self.page.goto(self.demo.url + path)
-        assert answer is not None and answer.status == 200, f"{path}: {answer and answer.status}"
-        return self.page
-
-    def assert_form_was_rejected(self) -> None:
-        """Assert that the last form was rejected and that the console shows this error only."""
-        assert [re.sub(r" \(http.*", "", error) for error in self.errors] == [REFUSED]
-        self.errors.clear()
-
-    def check(self) -> None:
-        """Assert that the page is accessible, requests only its own hosts and has no error."""
-        self.page.wait_for_load_state()
-        results = Axe().run(self.page)
-        violations = [v for v in results.response["violations"] if v["impact"] in SERIOUS]
-        where = [f"{v['id']}: {[node['target'] for node in v['nodes']][:3]}" for v in violations]
-        assert not violations, f"{self.page.url}: {where}"
-        assert self.other_hosts == []
-        assert self.errors == []
-
-
-class Story:
-    """The demo, its people, and facts that later steps need."""
-
-    def __init__(self, demo: Demo, browser: Browser, requests: APIRequest) -> None:
-        self.demo, self.browser, self.requests = demo, browser, requests
-        self.people: dict[str, Person] = {}
-        self.facts: dict[str, Any] = {}
-
-    def __getitem__(self, username: str) -> Person:
-        if username not in self.people:
-            self.people[username] = Person(self.browser, self.demo, username)
-        return self.people[username]
 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    demo = Demo(ROOT, tmp_path_factory.mktemp("main-job") / "demo", free_pair(), history=True)
-    try:
-        demo.wait_ready()
-        chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
-        expect.set_options(timeout=PAGE_MILLISECONDS)
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-            yield Story(demo, browser, playwright.request)
-            browser.close()
-    finally:
-        if demo.process.poll() is None:
-            demo.stop()
-
-
-def eventually(condition: Callable[[], bool], seconds: float, expectation: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {expectation}"
-        time.sleep(0.5)
+    with running_story(tmp_path_factory.mktemp("main-job") / "demo") as story:
+        yield story
 
 
 # -- 1 a notebook --------------------------------------------------------------------------------------------
@@ -503,153 +392,7 @@ def test_4_a_quota_change_is_approved_with_changes_and_cannot_exceed_the_pool(
     lead.check()
 
 
-# -- 5 and 6 usage and costs -----------------------------------------------------------------------------
-
-BY = "section[aria-labelledby=by]"
-CHARTS = (
-    "Use over time",
-    "Use by team",
-    "Now, GPU by GPU",
-    "When GPUs are wanted",
-    "Busy is not the same as at work",
-    "When GPUs work",
-    "Pooled or dedicated",
-    "How long people wait",
-)
-
-
-def test_5_each_utilisation_chart_has_a_table_and_a_csv(story: Story) -> None:
-    operator = story["operator"]
-    eventually(lambda: (story.demo.folder / "history.done").exists(), 300, "the simulated past is loaded")
-    page = operator.go("/utilisation/?period=30d")
-    expect(page.locator("main")).to_contain_text("includes simulated history")
-    expect(page.locator("main")).to_contain_text(re.compile(r"Saved by pooling\s*[\d.,]+ GPUs"))
-    now = page.locator(".panel", has_text="Now, GPU by GPU")
-    now.scroll_into_view_if_needed()
-    expect(now).to_contain_text(re.compile(r"h\d"), timeout=30_000)  # charts are drawn when they are in view
-    for table in ("waterfall", "league"):
-        expect(page.locator(f"#{table} tbody tr").nth(1)).to_be_visible()
-    for title in CHARTS:
-        panel = page.locator("section.panel").filter(has=page.get_by_role("heading", name=title, exact=True))
-        panel.scroll_into_view_if_needed()
-        expect(panel.locator(".js-plotly-plot .main-svg").first).to_be_visible(timeout=30_000)
-        answer = page.request.get(
-            urljoin(page.url, str(panel.get_by_role("link", name="CSV", exact=True).get_attribute("href")))
-        )
-        lines = answer.text().splitlines()
-        assert (
-            answer.status == 200 and answer.headers["content-type"].startswith("text/csv") and len(lines) > 1
-        ), title
-        panel.get_by_text("Table", exact=True).click()
-        expect(panel.get_by_role("table").first).to_be_visible()
-        expect(panel.get_by_role("row")).not_to_have_count(1)
-    operator.check()
-    for by in ("Project", "GPU"):
-        page.get_by_role("navigation", name="Use by").get_by_role("link", name=by, exact=True).click()
-        expect(page.get_by_role("heading", name=re.compile(f"Use by {by}", re.I))).to_be_visible()
-    fleet = operator.go("/fleet/")
-    expect(fleet.locator("main")).to_contain_text("simulated")
-    operator.check()
-
-
-def test_6_the_month_adds_up_can_be_downloaded_and_is_closed_permanently(story: Story) -> None:
-    finance = story["finance"]
-    page = finance.go("/chargeback/")
-    expect(page.get_by_role("heading", name="Does it add up?")).to_be_visible()
-    assert adds_up(page)
-    finance.check()
-    page.get_by_role("link", name=re.compile(r"^[A-Z][a-z]+ 20\d\d$")).first.click()  # the previous month
-    page.wait_for_url("**month=**")
-    month = page.url.split("month=")[1][:7]
-    assert adds_up(page)
-    total = charged_in_total(page)
-    for column in ("Cost centre", "Team", "Project", "Workload type"):
-        page.get_by_role("link", name=column, exact=True).first.click()
-        expect(page.get_by_role("columnheader", name=f"{column} and below")).to_be_visible()
-        assert charged_in_total(page) == total
-        table = page.request.get(page.url + "&format=csv")
-        assert table.status == 200 and len(table.text().splitlines()) > 2
-    # Open the first row of each level: the rows below it sum to it. Then open the lines of a workload.
-    page.goto(f"{story.demo.url}/chargeback/?month={month}")
-    for depth in range(4):
-        row = page.locator(f"{BY} tr[data-depth='{depth}'][data-path]").first
-        above = amount(row.locator("td.col-charged").inner_text())
-        row.locator("a.twisty").click()
-        expect(row.locator("a.twisty")).to_have_attribute("aria-expanded", "true")
-        below = page.locator(f"{BY} tr[data-depth='{depth + 1}'][data-path] td.col-charged").all_inner_texts()
-        if page.locator(f"{BY} tr.pager-row").count() == 0:
-            assert sum(map(amount, below), Decimal(0)) == above
-    finance.check()
-    page.locator(f"{BY} tr[data-depth='4'] td.col-name a").first.click()
-    expect(page.get_by_role("heading", name="Charge lines")).to_be_visible()
-    finance.check()
-
-    statement = page.request.get(f"{story.demo.url}/chargeback/{month}/export/?kind=statement")
-    assert statement.status == 200 and "CC-4100" in statement.text()
-    page.goto(f"{story.demo.url}/chargeback/?month={month}")
-    page.get_by_role("link", name=re.compile("^Close ")).click()
-    page.get_by_role("button", name="Rehearse").click()
-    expect(page.locator("main")).to_contain_text("every line agrees with the facts", timeout=60_000)
-    finance.check()
-    page.get_by_role("button", name="Propose to close it").click()
-    expect(page.get_by_text(re.compile("is proposed"))).to_be_visible(timeout=60_000)
-    expect(page.get_by_role("button", name="Close it for good")).to_have_count(0)
-    finance.check()
-    auditor = story["auditor"]
-    other = auditor.go(f"/chargeback/{month}/close/")
-    other.get_by_role("button", name="Close it for good").click()
-    expect(other.get_by_text(re.compile("is closed and cannot"))).to_be_visible(timeout=60_000)
-    other.get_by_role("link", name="Its statements").click()
-    other.get_by_role("link", name=f"{month}/CC-4100/1").click()
-    expect(other.locator("main")).to_contain_text("Statement of GPU use")
-    auditor.check()
-    closed = page.request.get(f"{story.demo.url}/chargeback/{month}/export/?kind=statement")
-    rows = [text.rpartition("# rows")[0] for text in (statement.text(), closed.text())]
-    assert rows[0].replace(",provisional,", ",closed,") == rows[1]
-    # A new rate from the month's first day is rejected, and the statement stays the same.
-    page.goto(f"{story.demo.url}/chargeback/rates/")
-    finance.check()
-    set_price = page.get_by_role("button", name="Set the price")
-    form = page.locator("form").filter(has=set_price)
-    form.get_by_label("From").fill(f"{month}-01T00:00")
-    form.get_by_label("Price").fill("99")
-    form.get_by_label("Owner's cost").fill("98")
-    set_price.click()
-    expect(page.locator("main")).to_contain_text("is already charged until")
-    finance.assert_form_was_rejected()
-    finance.check()
-    again = page.request.get(f"{story.demo.url}/chargeback/{month}/export/?kind=statement")
-    assert again.body() == closed.body()
-    page.goto(f"{story.demo.url}/chargeback/?month={month}")
-    expect(page.locator("main")).to_contain_text("Closed")
-    assert adds_up(page) and page.get_by_role("link", name=re.compile("^Close ")).count() == 0
-    finance.check()
-
-
-def charged_in_total(page: Page) -> Decimal:
-    """Return the charged total of the table. Asserts that its rows sum to it."""
-    rows = page.locator(BY + " tbody td.col-charged").all_inner_texts()
-    total = amount(page.locator(BY + " tr.total td.col-charged").inner_text())
-    assert sum(map(amount, rows), Decimal(0)) == total
-    return total
-
-
-def amount(text: str) -> Decimal:
-    return Decimal(text.replace(",", "").replace("−", "-").strip())
-
-
-def adds_up(page: Page) -> bool:
-    """Return True if the amounts of the conservation line add up."""
-    expect(page.locator(".equation .big b").nth(4)).to_be_visible()
-    expect(page.locator(".check-result")).to_contain_text("0.00")
-    charged, *others, cost = map(amount, page.locator(".equation .big b").all_inner_texts())
-    *operators, equals = page.locator(".equation .operator").all_inner_texts()
-    assert equals == "=" and set(operators) <= {"+", "−"}
-    signed = [each if sign == "+" else -each for sign, each in zip(operators, others, strict=True)]
-    return cost > 0 and charged + sum(signed) == cost
-
-
-# -- 7 hosts -------------------------------------------------------------------------------------------------
+# -- 5 hosts -------------------------------------------------------------------------------------------------
 
 
 DONE = {
@@ -669,7 +412,7 @@ def change_host(operator: Person, host: str, verb: str, button: str, why: str = 
     return page
 
 
-def test_7_a_host_is_drained_after_a_preview_and_a_planted_xid_cordons_its_host(story: Story) -> None:
+def test_5_a_host_is_drained_after_a_preview_and_a_planted_xid_cordons_its_host(story: Story) -> None:
     operator, lead = story["operator"], story["lead"]
     change_host(operator, "h4", "cordon", "Cordon", "New fans")
     assert host_of_running(operator.page, story.demo, "storm-1km") == "h4"
@@ -734,10 +477,10 @@ def host_of_running(page: Page, demo: Demo, name: str) -> str | None:
     return str(max(runs, key=lambda run: run["attempt"])["host"])
 
 
-# -- 8 API and CLI -------------------------------------------------------------------------------------------
+# -- 6 API and CLI -------------------------------------------------------------------------------------------
 
 
-def test_8_the_api_and_the_command_line_work_with_a_token_created_in_the_browser(
+def test_6_the_api_and_the_command_line_work_with_a_token_created_in_the_browser(
     story: Story, tmp_path: Path
 ) -> None:
     me = story["researcher"]
@@ -830,7 +573,7 @@ def test_8_the_api_and_the_command_line_work_with_a_token_created_in_the_browser
     assert me.other_hosts == []
 
 
-def test_8b_people_see_the_size_of_their_home_and_the_environments_of_their_hosts(story: Story) -> None:
+def test_6b_people_see_the_size_of_their_home_and_the_environments_of_their_hosts(story: Story) -> None:
     me, operator = story["researcher"], story["operator"]
 
     def measured() -> bool:
@@ -846,6 +589,6 @@ def test_8b_people_see_the_size_of_their_home_and_the_environments_of_their_host
     operator.check()
 
 
-def test_9_no_page_requested_another_host_or_logged_an_error(story: Story) -> None:
+def test_7_no_page_requested_another_host_or_logged_an_error(story: Story) -> None:
     for person in story.people.values():
         assert (person.username, person.other_hosts, person.errors) == (person.username, [], [])

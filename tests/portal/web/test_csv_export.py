@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import hashlib
 import io
@@ -16,10 +15,7 @@ from asgiref.sync import async_to_sync
 from portal.web.page import csv_export
 from portal.web.page.csv_export import complete_csv_response, csv_response
 from telemetry.core.csv_text import FORMULA_STARTS, csv_line
-from tests.architecture.sources import ROOT, imported_names, modules
-
-WRITER = "telemetry/core/csv_text.py"
-CSV_WRITERS = ("writer", "DictWriter")
+from tests.architecture.sources import ROOT
 
 
 def end_line_is_right(text: str) -> bool:
@@ -44,20 +40,6 @@ def test_negative_amounts_and_small_decimals_stay_numbers() -> None:
 
 def test_times_are_written_in_iso_8601() -> None:
     assert csv_line([datetime(2026, 3, 2, 9, tzinfo=UTC)]) == "2026-03-02T09:00:00+00:00\r\n"
-
-
-def test_only_one_module_of_the_product_writes_csv() -> None:
-    writers = [
-        path
-        for path, tree in modules()
-        if "csv" in {name for _, name in imported_names(tree)}
-        and any(
-            (isinstance(node, ast.Attribute) and node.attr in CSV_WRITERS)
-            or (isinstance(node, ast.ImportFrom) and node.module == "csv")
-            for node in ast.walk(tree)
-        )
-    ]
-    assert [path for path in writers if not path.startswith("benchmarks/")] == [WRITER]
 
 
 def test_a_complete_file_ends_with_its_row_count_and_digest() -> None:
