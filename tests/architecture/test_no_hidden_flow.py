@@ -1,4 +1,7 @@
-"""Test that go-to-definition reaches every effect: no signals, no logic in save(), one place for locks and CSV."""
+"""Test that go-to-definition reaches every effect: no signals, no logic in save(), locks in one place.
+
+One module writes CSV.
+"""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_an_error_of_the_thread_is_reported_and_the_next_run_charges_the_rest(
         pool = connection.pool.get_stats()
         return bool(pool["pool_size"] - pool["pool_available"] == 1)
 
-    wait_until(only_this_thread_has_a_connection)  # the pool counts a connection that it still opens or resets
+    wait_until(only_this_thread_has_a_connection)  # the pool also counts a connection that it opens
     assert ChargedUntil.objects.filter(until=at(12)).count() == 10
     charge_all_gpus(at(12, 5))
     assert most_slot_seconds_of_a_gpu() == 840 * 3 * 3600
