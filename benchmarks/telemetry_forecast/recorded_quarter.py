@@ -46,6 +46,7 @@ HOSTS, GPUS_PER_HOST = 5, 8
 WARM_UP = 7 * DAY  # before the record begins
 SIZES = (1, 1, 1, 1, 2, 2, 4, 4, 8, 16)
 LOADS = (0.6, 0.85)  # part of the GPUs that the requests of a week need
+GUARANTEES = {1: 16, 2: 10, 3: 6}  # GPUs of each team
 
 
 def score_replays(seeds: Iterable[int], weeks: int = WEEKS) -> float:
@@ -160,9 +161,9 @@ def _hardware(rng: random.Random, end: int) -> Snapshot:
         pools=(PoolInfo(1, "shared", PoolKind.DYNAMIC, None, PoolPolicy()),),
         hosts=hosts,
         units=tuple(UnitInfo(g + 1, g // GPUS_PER_HOST + 1, g + 1, MODEL) for g in gpus),
-        teams=tuple(TeamInfo(team, f"team-{team}") for team in (1, 2, 3)),
+        teams=tuple(TeamInfo(team, f"team-{team}") for team in GUARANTEES),
         quotas=tuple(
-            QuotaInfo(team, 1, MODEL, share * SLOTS_PER_GPU) for team, share in ((1, 16), (2, 10), (3, 6))
+            QuotaInfo(team, 1, MODEL, guarantee * SLOTS_PER_GPU) for team, guarantee in GUARANTEES.items()
         ),
         maintenance=tuple(windows),
     )
@@ -184,11 +185,12 @@ def _job(rng: random.Random, number: int, week: int) -> WorkloadArrival:
     day = rng.choices(range(7), (5, 5, 5, 5, 5, 2, 2))[0]
     hour = min(23.99, max(0.0, rng.gauss(14, 4)))
     at = week * 7 * DAY + day * DAY + round(hour * HOUR)
-    gpus = rng.choice(SIZES)
     runtime = min(2 * DAY, max(300, round(math.exp(rng.gauss(math.log(3 * HOUR), 1.3)))))
     limit = min(7 * DAY, round(runtime * rng.uniform(1.1, 4)))
     team = rng.choices((1, 2, 3), (5, 3, 2))[0]
     preemptible = rng.random() < 0.85
+    # The portal refuses a request that can never start: work that is not preemptible cannot borrow.
+    gpus = rng.choice([size for size in SIZES if preemptible or size <= GUARANTEES[team]])
     queued = QueuedWorkload(
         number,
         team,
