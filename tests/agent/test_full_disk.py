@@ -251,9 +251,16 @@ FILLERS = {
         " for i in $(seq 300); do mkdir e; cd e; done; dd if=/dev/zero of=fill bs=4k; sleep 300"
     ),
 }
+SHORT_FILLERS = ("a file", "a deleted file", "a file of a process that ignores TERM")
 
 
-@pytest.mark.parametrize("filler", FILLERS.values(), ids=FILLERS)
+@pytest.mark.parametrize(
+    "filler",
+    [
+        pytest.param(filler, id=name, marks=[] if name in SHORT_FILLERS else [pytest.mark.long])
+        for name, filler in FILLERS.items()
+    ],
+)
 async def test_a_workload_that_fills_the_disk_is_stopped_and_others_continue(
     edge: FakeEdge, agent: AgentProcess, filler: str
 ) -> None:

@@ -90,7 +90,10 @@ def test_the_installed_agent_runs_without_server_packages(
     assert inventory["simulated"] and len(inventory["hardware"]["gpus"]) == 2
 
 
-@pytest.mark.parametrize("launcher", ["plain", pytest.param("bubblewrap", marks=pytest.mark.sandbox)])
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param("plain", marks=pytest.mark.long), pytest.param("bubblewrap", marks=pytest.mark.sandbox)],
+)
 async def test_the_installed_agent_joins_once_and_runs_a_job(
     edge: FakeEdge, programs: dict[str, Path], tmp_path: Path, launcher: str
 ) -> None:
@@ -157,7 +160,7 @@ async def test_a_failed_join_reports_the_reason_and_stores_no_credential(
     assert refused.returncode == 2 and b"--join-token: needed" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 async def test_jobs_continue_during_an_upgrade(
     edge: FakeEdge, programs: dict[str, Path], tmp_path: Path, number: int
 ) -> None:

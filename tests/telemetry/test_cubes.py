@@ -56,7 +56,14 @@ def expected(filters: UsageFilters, dimension: str) -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize("dimension", sorted(CUBE_DIMENSIONS))
-@pytest.mark.parametrize(("start", "end"), [(at(9), END), (at(0, day=3), at(0, day=5)), (at(11, 30), at(14))])
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (at(9), END),
+        pytest.param(at(0, day=3), at(0, day=5), marks=pytest.mark.long),
+        pytest.param(at(11, 30), at(14), marks=pytest.mark.long),
+    ],
+)
 def test_totals_of_cubes_are_the_totals_of_the_rollups(
     three_days: World, dimension: str, start: Any, end: Any
 ) -> None:

@@ -29,7 +29,7 @@ from tests.world import World, units_of, world_fixture
 
 __all__ = ["changed_currency"]
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.long]
 JPY = ExportOptions(currency="JPY", issuer="Example")
 
 FIGURES = (
@@ -71,8 +71,8 @@ def test_a_month_with_two_currencies_obeys_every_rule(april: World, version: Foc
     ("dataset", "version"),
     [
         (COST, "1.4"),
-        pytest.param(COST, "1.2", marks=pytest.mark.long),
-        pytest.param(DETAIL, "1.4", marks=pytest.mark.long),
+        (COST, "1.2"),
+        (DETAIL, "1.4"),
     ],
     ids=lambda each: str(each),
 )

@@ -25,7 +25,7 @@ from tests.telemetry.rows import at, hold, workload
 from tests.telemetry.test_currencies import AFTER, APRIL, MARCH, change_of_currency, priced_world
 from tests.world import World, units_of, world_fixture
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.long]
 AFTER_APRIL = at(2, day=1).replace(month=5)
 BOTH = ["JPY", "EUR"]
 

@@ -20,6 +20,7 @@ from tests.world import World
 __all__ = ["browser", "charged", "chromium"]
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.long,
     pytest.mark.django_db(transaction=True),
     pytest.mark.xdist_group("pages-in-browser"),
 ]
