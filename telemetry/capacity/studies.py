@@ -12,9 +12,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.db import transaction
 from django.db.models import F, QuerySet
 
 from scheduler.models import Pool
+from telemetry.capacity.claim_locks import lock_study_claims
 from telemetry.capacity.recorded import MAX_REQUESTS, recorded_demand
 from telemetry.core.amounts import HOURS_PER_MONTH
 from telemetry.core.capacity.quarter_replay import RecordedDemand, demand_text, read_demand, replay
@@ -82,23 +84,31 @@ def run_next_study(clock: Callable[[], datetime]) -> CapacityStudy | None:
 def _claim(now: datetime) -> CapacityStudy | None:
     """Take the next study, so that no other task takes it.
 
-    One study runs at a time, so that studies leave a process of the worker for other tasks.
+    One study runs at a time, so that studies leave a process of the worker for other tasks. Without the lock,
+    two tasks that both find no running study would claim one each.
     """
-    running = CapacityStudy.objects.filter(state=State.RUNNING)
-    for lost in running.filter(active_at__lt=now - LOST_AFTER).order_by("created_at", "pk"):
-        if lost.created_at < now - GIVE_UP_AFTER:
-            _finish(lost, State.FAILED, now)
-        elif running.filter(pk=lost.pk, active_at=lost.active_at).update(active_at=now):
-            return CapacityStudy.objects.get(pk=lost.pk)
-    if running.exists():
-        return None
-    for study in CapacityStudy.objects.filter(state=State.WAITING).order_by("created_at", "pk"):
-        is_mine = CapacityStudy.objects.filter(pk=study.pk, state=State.WAITING).update(
+    with transaction.atomic():
+        lock_study_claims()
+        running = CapacityStudy.objects.filter(state=State.RUNNING)
+        for lost in running.filter(active_at__lt=now - LOST_AFTER).order_by("created_at", "pk"):
+            if lost.created_at < now - GIVE_UP_AFTER:
+                _finish(lost, State.FAILED, now)
+            elif running.filter(pk=lost.pk, active_at=lost.active_at).update(active_at=now):
+                return CapacityStudy.objects.get(pk=lost.pk)
+        study = _next_waiting_study()
+        if study is None:
+            return None
+        CapacityStudy.objects.filter(pk=study.pk, state=State.WAITING).update(
             state=State.RUNNING, active_at=now
         )
-        if is_mine:
-            return CapacityStudy.objects.get(pk=study.pk)
-    return None
+        return CapacityStudy.objects.get(pk=study.pk)
+
+
+def _next_waiting_study() -> CapacityStudy | None:
+    """Return the study that waits longest; None while a study runs."""
+    if CapacityStudy.objects.filter(state=State.RUNNING).exists():
+        return None
+    return CapacityStudy.objects.filter(state=State.WAITING).order_by("created_at", "pk").first()
 
 
 def _finish(study: CapacityStudy, state: str, now: datetime) -> None:

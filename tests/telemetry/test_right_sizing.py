@@ -136,8 +136,8 @@ def test_the_utilisation_page_shows_the_advice_and_the_forecast(reported: World)
     client, period = signed_in(reported.operator), {"start": "2026-03-01", "end": "2026-03-05"}
     page = client.get(reverse("utilisation"), period)
     charts = {entry["name"]: entry["chart"] for entry in page.context["charts"]}
-    assert "1 piece of advice saves 12 GPU-hours" in charts["right-size"].finding.main
-    answer = client.get(reverse("utilisation-csv", args=["right-size"]), period)
+    assert "1 piece of advice saves 12 GPU-hours" in charts["right-sizing"].finding.main
+    answer = client.get(reverse("utilisation-csv", args=["right-sizing"]), period)
     assert b"".join(answer).decode().splitlines()[1].startswith("fit,")
-    assert charts["right-size"].rows[0][0]["text"].startswith("Ask for")
+    assert charts["right-sizing"].rows[0][0]["text"].startswith("Ask for")
     assert "Too few days" in charts["demand-forecast"].finding.main

@@ -266,7 +266,7 @@ def _busiest_hours(query: UtilisationQuery) -> list[list[str]]:
 
 CHARTS: dict[str, Callable[[UtilisationQuery], UtilisationChart]] = {
     "use-over-time": use_over_time_chart,
-    "right-size": sizing_chart,
+    "right-sizing": sizing_chart,
     "waits": waiting_time_chart,
     "fleet": fleet_chart,
     "saving": pooling_saving_chart,
