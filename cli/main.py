@@ -24,6 +24,7 @@ from cli.commands import (
     reports,
     reservations,
     telemetry,
+    use,
     workloads,
 )
 from cli.commands.money import adjustments, chargeback, cost_centres, exports, prices, statements
@@ -35,6 +36,7 @@ COMMAND_MODULES = (
     jobs,
     workloads,
     reports,
+    use,
     queue,
     reservations,
     quotas,

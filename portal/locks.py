@@ -12,7 +12,7 @@ from django.db import connection
 
 from portal.models import Organisation
 from scheduler.models import Pool
-from telemetry.models import CostCentre, HealthRule, UnusualSpend
+from telemetry.models import CostCentre, HealthRule, Retention, UnusualSpend
 
 
 def lock_organisation() -> Organisation | None:
@@ -34,6 +34,14 @@ def lock_alert_rules(pool: Pool) -> None:
     The lock keeps two changes of different fields of a rule from undoing each other.
     """
     Pool.objects.select_for_update(no_key=True).filter(pk=pool.pk).first()
+
+
+def lock_retention() -> Retention:
+    """Lock and return the row of the retention of samples. Call it inside a transaction.
+
+    The lock keeps two changes of different fields from undoing each other.
+    """
+    return Retention.objects.select_for_update(no_key=True).get_or_create(pk=1)[0]
 
 
 def lock_cost_centres(codes: Collection[str]) -> dict[str, CostCentre]:

@@ -223,6 +223,8 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         changes_things & is_operator,
         permission_problems.HEALTH_RULE_CHANGE,
     ),
+    "retention.see": (is_active & (is_operator | is_auditor), permission_problems.RETENTION_SEE),
+    "retention.change": (changes_things & is_operator, permission_problems.RETENTION_CHANGE),
     "alert.handle": (changes_things & is_operator, permission_problems.ALERT_HANDLE),
     "alert_rule.change": (changes_things & is_operator, permission_problems.ALERT_RULE_CHANGE),
     "price.change": (changes_things & is_finance, permission_problems.PRICE_CHANGE),

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cli import output
-from cli.formatting import format_duration, format_gibibytes, format_local_time
+from cli.formatting import format_bytes, format_duration, format_gibibytes, format_local_time
 from cli.lookup import find_workload
 from cli.session import CliSession, cli, command
 
@@ -34,6 +34,10 @@ def report(session: CliSession, id_: str) -> None:
             ("energy", _amount(answer["energy_kwh"], "kWh")),
             ("CPU time", _time(answer["cpu_seconds"])),
             ("memory at most", _memory(answer["memory_peak_mib"])),
+            ("disk read", _bytes(answer["host_totals"]["io_read_bytes"])),
+            ("disk written", _bytes(answer["host_totals"]["io_written_bytes"])),
+            ("received", _bytes(answer["host_totals"]["network_rx_bytes"])),
+            ("sent", _bytes(answer["host_totals"]["network_tx_bytes"])),
             ("cost", _cost(answer["cost"])),
             ("measured", _percent(answer["coverage"])),
             ("final", "yes" if answer["final"] else "no: samples may still arrive"),
@@ -91,6 +95,10 @@ def _amount(value: float | None, unit: str) -> str:
 
 def _memory(mib: int | None) -> str:
     return NOT_MEASURED if mib is None else format_gibibytes(mib)
+
+
+def _bytes(count: int | None) -> str:
+    return NOT_MEASURED if count is None else format_bytes(count)
 
 
 def _cost(costs: list[dict[str, str]] | None) -> str:

@@ -1,4 +1,4 @@
-"""Define the commands that show the answers of the utilisation page, and that download telemetry as files."""
+"""Define commands about telemetry: answers of the utilisation page, files, and the retention."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import click
 
 from cli import output
 from cli.commands.money.exports import checked_file
+from cli.formatting import format_bytes
 from cli.request_options import TIMESTAMP_TYPE
 from cli.session import CliSession, cli, command
 
 FILES = ("rollups", "cubes", "samples")
 MAX_DECIMALS = 3
+MAX_DAY_DIGITS = 8
+UNLIMITED = "unlimited"
 
 
 @command(cli, "utilisation")
@@ -30,9 +33,10 @@ MAX_DECIMALS = 3
 @click.option("--type", help="Only this type of workload.")
 @click.option("--by", help="Group of the answer use-by: team, project, user, type, model, host or gpu.")
 @click.option("--waste", help="Rows of the answer waste: person, project or workload.")
-@click.option("--host", help="For host-gpus, gpu-runs and run-samples.")
-@click.option("--gpu", help="For gpu-runs and run-samples.")
+@click.option("--host", help="For host-gpus, gpu-hours, gpu-runs and run-samples.")
+@click.option("--gpu", help="For gpu-hours, gpu-runs and run-samples.")
 @click.option("--run", help="For run-samples: the id of a workload.")
+@click.option("--size", help="For wait-requests: the number of GPUs.")
 def utilisation(session: CliSession, answer: str, **query: Any) -> None:
     """Show an answer of the utilisation page, such as waterfall, waste, waits, use-by or fleet."""
     found = session.client.get(f"utilisation/{answer}/", **query)
@@ -69,6 +73,83 @@ def download(session: CliSession, what: str, path: Path, **query: Any) -> None:
         return output.print_json(facts)
     rows = f", {facts['rows']:,} rows" if "rows" in facts else ""
     return output.print_line(f"{path}: {facts['bytes']:,} bytes{rows}.")
+
+
+@cli.group()
+def retention() -> None:
+    """Show and set how long samples and rollups are kept."""
+
+
+@command(retention, "show")
+def show_retention(session: CliSession) -> None:
+    """Show how long each level is kept, and its bytes. For operators and auditors."""
+    return _print_retention(session, session.client.get("retention/"))
+
+
+@command(retention, "set")
+@click.option("--sample-days", help="Days of raw samples, at least 2.")
+@click.option("--minute-days", help="Days of minute rollups, more than raw samples.")
+@click.option("--hour-days", help=f"Days of hour rollups, or {UNLIMITED}.")
+@click.option("--day-days", help=f"Days of day rollups, or {UNLIMITED}.")
+@click.option("--why", default="", help="Stored in the audit log.")
+@click.option("--preview", is_flag=True, help="Only show the days and bytes before and after the change.")
+def set_retention(session: CliSession, why: str, preview: bool, **given: str | None) -> None:
+    """Set how long samples and rollups are kept; levels that are not given stay. For operators."""
+    days = {name: _days(text) for name, text in given.items() if text is not None}
+    if not preview:
+        return _print_retention(session, session.client.put("retention/", {**days, "why": why}))
+    rows = session.client.post("retention/preview/", days)
+    if session.json:
+        return output.print_json(rows)
+    output.print_table(
+        ("level", "kept", "kept after", "stored", "when full", "when full after"),
+        (
+            (
+                row["level"],
+                _kept(row["days"]),
+                _kept(row["days_after"]),
+                format_bytes(row["stored_bytes"]),
+                _full(row["days"], row["full_bytes"]),
+                _full(row["days_after"], row["full_bytes_after"]),
+            )
+            for row in rows
+        ),
+        "Nothing is stored.",
+    )
+    if shorter := [row["level"] for row in rows if row["deletes"]]:
+        output.print_line(f"Older data of these levels would be deleted: {', '.join(shorter)}.")
+    return output.print_line("Nothing is changed. To do it, run the command without --preview.")
+
+
+def _days(text: str) -> int | str:
+    """Return the number in a text, or the text. The portal checks it."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DAY_DIGITS else text
+
+
+def _print_retention(session: CliSession, found: dict[str, Any]) -> None:
+    if session.json:
+        return output.print_json(found)
+    return output.print_table(
+        ("level", "kept", "stored", "when full"),
+        (
+            (
+                row["level"],
+                _kept(row["days"]),
+                format_bytes(row["stored_bytes"]),
+                _full(row["days"], row["full_bytes"]),
+            )
+            for row in found["levels"]
+        ),
+        "Nothing is stored.",
+    )
+
+
+def _kept(days: int | None) -> str:
+    return UNLIMITED if days is None else f"{days:,} days"
+
+
+def _full(days: int | None, size: int | None) -> str:
+    return "it grows" if days is None else format_bytes(size)
 
 
 def _text(value: Any) -> str:

@@ -12,8 +12,10 @@ from portal.api.fleet import (
     dcgm_targets,
     gpu_geometry,
     health_rules,
+    host_use,
     recordings,
     repairs,
+    retention,
     samples,
     telemetry_files,
     volumes,
@@ -36,7 +38,7 @@ from portal.api.money import (
 from portal.api.money import views as money
 from portal.api.people import removal as own_removal
 from portal.api.people import views as own
-from portal.api.work import right_sizing, views
+from portal.api.work import right_sizing, run_use, views
 
 urlpatterns = [
     path("me/", own.MeView.as_view()),
@@ -75,6 +77,7 @@ urlpatterns = [
     path("hosts/<str:name>/maintenance/", fleet.HostMaintenanceView.as_view()),
     path("hosts/<str:name>/maintenance/cancel/", repairs.CancelMaintenanceView.as_view()),
     path("hosts/<str:name>/health/", repairs.HostHealthView.as_view()),
+    path("hosts/<str:name>/use/", host_use.HostUseView.as_view()),
     path("hosts/<str:name>/dcgm/", dcgm_targets.HostDcgmView.as_view()),
     path("hosts/<str:name>/dcgm/remove/", dcgm_targets.RemoveHostDcgmView.as_view()),
     path("hosts/<str:name>/events/", repairs.HostEventListView.as_view()),
@@ -107,6 +110,7 @@ urlpatterns = [
     path("workloads/<uuid:id>/sooner/", explanation_views.FasterAlternativesView.as_view()),
     path("workloads/<uuid:id>/windows/", explanation_views.ReservationWindowsView.as_view()),
     path("workloads/<uuid:id>/logs/", views.WorkloadLogView.as_view()),
+    path("workloads/<uuid:id>/use/", run_use.WorkloadUseView.as_view()),
     path("workloads/<uuid:id>/report/", views.WorkloadReportView.as_view()),
     path("workloads/<uuid:id>/cancel/", views.CancelWorkloadView.as_view()),
     path("workloads/<uuid:id>/extend/", views.ExtendWorkloadView.as_view()),
@@ -137,6 +141,8 @@ urlpatterns = [
     path("approvals/<uuid:id>/approve/", approval_views.ApproveSubmissionView.as_view()),
     path("approvals/<uuid:id>/decline/", approval_views.DeclineSubmissionView.as_view()),
     path("approvals/<uuid:id>/withdraw/", approval_views.WithdrawSubmissionView.as_view()),
+    path("retention/", retention.RetentionView.as_view()),
+    path("retention/preview/", retention.RetentionPreviewView.as_view()),
     path("recordings/", recordings.RecordingListView.as_view()),
     path("recordings/<int:id>/", recordings.RecordingDetailView.as_view()),
     path("quotas/", approval_views.QuotaListView.as_view()),

@@ -8,39 +8,29 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from portal.errors import Invalid
-from portal.services.fleet.sample_retention import set_sample_retention
-from telemetry.models import Retention
-from telemetry.rollups.stored_bytes import stored_levels
-
-WITHOUT_LIMIT = "unlimited"
+from portal.services.fleet.sample_retention import UNLIMITED, parsed_days, set_sample_retention
+from telemetry.rollups.stored_bytes import RETENTION_FIELDS, present_retention, stored_levels
 
 
 class Command(BaseCommand):
     help = "Set how many days samples and rollups are kept. Without arguments, print what is kept."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--sample-days", type=int, help="days of samples that are kept")
+        parser.add_argument("--sample-days", help="days of samples that are kept")
         parser.add_argument(
-            "--minute-days", type=int, help="days of minute rollups that are kept, more than --sample-days"
+            "--minute-days", help="days of minute rollups that are kept, more than --sample-days"
         )
         for level in ("hour", "day"):
             parser.add_argument(
-                f"--{level}-days", help=f"days of {level} rollups that are kept, or {WITHOUT_LIMIT}"
+                f"--{level}-days", help=f"days of {level} rollups that are kept, or {UNLIMITED}"
             )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        kept = Retention.objects.filter(pk=1).first() or Retention()
-        now = timezone.now()
-        given = {name: options[name] for name in ("sample_days", "minute_days") if options[name] is not None}
-        for name in ("hour_days", "day_days"):
-            if options[name] is not None:
-                given[name] = _days(name, options[name])
+        kept, now = present_retention(), timezone.now()
+        given = {name: parsed_days(options[name]) for name in RETENTION_FIELDS if options[name] is not None}
         if given:
-            names = ("sample_days", "minute_days", "hour_days", "day_days")
             try:
-                kept = set_sample_retention(
-                    now=now, **{name: given.get(name, getattr(kept, name)) for name in names}
-                )
+                kept = set_sample_retention(actor=None, now=now, via="program", **given)
             except Invalid as error:
                 raise CommandError(" ".join(error.fields.values())) from None
         self.stdout.write(
@@ -50,14 +40,6 @@ class Command(BaseCommand):
         for level in stored_levels(now):
             expected = "" if level.expected is None else f", about {level.expected / 1e9:.2f} GB when full"
             self.stdout.write(f"{level.level}: {level.stored / 1e9:.2f} GB stored{expected}")
-
-
-def _days(name: str, text: str) -> int | None:
-    if text == WITHOUT_LIMIT:
-        return None
-    if not text.isdecimal():
-        raise CommandError(f"{name} is {text!r}; allowed: a whole number of days, or {WITHOUT_LIMIT}.")
-    return int(text)
 
 
 def _kept(days: int | None) -> str:

@@ -17,7 +17,10 @@ REPAIR_FIELD_UNKNOWN = "{field} is not known; allowed: {allowed}."
 MINUTES_SHORTER_THAN_SAMPLES = (
     "minute_days is {given}; allowed: {least} or more, because samples are kept for {sample_days} days."
 )
-DAYS_SHORTER_THAN_HOURS = "day_days is {given}; allowed: without limit, because hours are kept without limit."
+SAMPLES_LONGER_THAN_MINUTES = (
+    "sample_days is {given}; allowed: {most} or fewer, because minutes are kept for {minute_days} days."
+)
+DAYS_SHORTER_THAN_HOURS = "day_days is {given}; allowed: {allowed}, because hours are kept without limit."
 NOTHING_TO_CHANGE = "nothing to change is given; allowed: one or more of {allowed}."
 HEALTH_RULE_UNKNOWN = "code is {code}; allowed: {allowed}."
 MAINTENANCE_LENGTH = "end is {end}; allowed: after the start and within {days} days of it."

@@ -128,6 +128,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     # 409 for the operator: the host has no dcgm-exporter.
     ("POST", "hosts/{name}/dcgm/remove/"): ({}, (403, 403, 403, 404, 404, 409, 403, 403)),
     ("GET", "hosts/{name}/events/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
+    ("GET", "hosts/{name}/use/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("GET", "hosts/{name}/diagnostics/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("POST", "hosts/{name}/diagnose/"): ({"gpu": 0}, (403, 403, 403, 404, 404, 202, 403, 403)),
     ("GET", "hosts/{name}/geometry/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
@@ -147,6 +148,9 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
         {"stray_action": "end"},
         (403, 403, 403, 404, 404, 200, 403, 403),
     ),
+    ("GET", "retention/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
+    ("PUT", "retention/"): ({"sample_days": 20}, OPERATORS),
+    ("POST", "retention/preview/"): ({"sample_days": 20}, OPERATORS),
     ("GET", "alerts/"): ({}, ALL),
     ("GET", "alerts/{id}/"): ({}, OWN_TEAM),
     ("POST", "alerts/{id}/acknowledge/"): ({}, (403, 403, 403, 404, 404, 200, 404, 403)),
@@ -182,6 +186,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "workloads/{id}/sooner/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/windows/"): ({}, OWN_TEAM),
     ("GET", "workloads/{id}/logs/"): ({}, OWN_TEAM),
+    ("GET", "workloads/{id}/use/"): ({}, OWN_TEAM),
     # 400: the workload has held no GPU.
     ("GET", "workloads/{id}/report/"): ({}, (400, 400, 400, 404, 404, 400, 404, 400)),
     ("POST", "workloads/{id}/cancel/"): ({}, CHANGE),

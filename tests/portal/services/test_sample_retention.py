@@ -1,4 +1,4 @@
-"""Test the command that sets how long samples and minute rollups are kept."""
+"""Test the command that sets how long samples and rollups are kept, and the bytes of each level."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 
 from portal.models import AuditEvent
 from telemetry.ingest.partitions import maintain_partitions
@@ -25,7 +26,13 @@ def test_the_command_sets_the_retention_and_writes_an_audit_record(world: World)
     assert (
         first == "Samples are kept for 20 days, minutes for 40 days, hours without limit, days without limit."
     )
-    assert [line.partition(":")[0] for line in sizes] == ["samples", "minutes", "hours", "days"]
+    assert [line.partition(":")[0] for line in sizes] == [
+        "samples",
+        "minutes",
+        "hours",
+        "days",
+        "cubes",
+    ]
     retention = Retention.objects.get()
     assert (retention.sample_days, retention.minute_days) == (20, 40)
     record = AuditEvent.objects.get(verb="set_sample_retention")
@@ -64,9 +71,13 @@ def test_hours_and_days_are_kept_without_limit_until_a_number_of_days_is_set(wor
         (["--hour-days=400", "--day-days=399"], "day_days.*399.*a whole number from 400"),
         (
             ["--day-days=500"],
-            "day_days is 500; allowed: without limit, because hours are kept without limit.",
+            "day_days is 500; allowed: unlimited, because hours are kept without limit.",
         ),
-        (["--hour-days=many"], "hour_days is 'many'; allowed: a whole number of days, or unlimited."),
+        (
+            ["--hour-days=many"],
+            "hour_days is 'many'; allowed: a whole number from 100 to 3,650 days, or unlimited.",
+        ),
+        (["--sample-days=many"], "sample_days is 'many'; allowed: a whole number from 2 to 3,649 days."),
     ],
 )
 def test_a_retention_of_hours_or_days_that_is_too_short_is_refused(
@@ -98,3 +109,16 @@ def test_the_bytes_of_a_full_retention_are_estimated_from_the_stored_days(world:
     minutes = {level.level: level for level in stored_levels(at(0, day=4))}["minutes"]
     assert minutes.stored > 0 and minutes.days == 30
     assert minutes.expected == round(minutes.stored / 2 * 30)
+
+
+def test_cubes_are_listed_with_their_bytes_and_without_a_limit(world: World) -> None:
+    cubes = {level.level: level for level in stored_levels(at(0, day=4))}["cubes"]
+    assert (cubes.days, cubes.daily, cubes.expected) == (None, None, None)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO telemetry_rollupcube (resolution, bucket, held_seconds) VALUES (3600, %s, 1)",
+            [at(0)],
+        )
+    cubes = {level.level: level for level in stored_levels(at(0, day=4))}["cubes"]
+    assert cubes.stored > 0 and cubes.daily == cubes.stored / 2
+    assert cubes.expected is None and cubes.expected_of(10) == round(cubes.stored * 5)
