@@ -47,13 +47,14 @@ class SampleScope:
     """The samples of a file: those of ``hosts`` (ids, in the order of the file) with ``start <= ts < end``.
 
     ``workloads`` is the work whose samples are included. If it is None, all samples of the hosts are
-    included.
+    included. ``units`` restricts the file to these units.
     """
 
     hosts: Sequence[int]
     start: datetime
     end: datetime
     workloads: QuerySet[Workload] | None = None
+    units: Sequence[int] | None = None
 
 
 def sample_csv(scope: SampleScope) -> Iterator[bytes]:
@@ -80,6 +81,9 @@ def _rows(scope: SampleScope) -> Iterator[bytes]:
     if scope.workloads is not None:
         values["workloads"] = list(scope.workloads.values_list("pk", flat=True))
         only = " AND allocation.workload_id = ANY(%(workloads)s::bigint[])"
+    if scope.units is not None:
+        values["units"] = list(scope.units)
+        only += " AND unit.id = ANY(%(units)s::bigint[])"
     query = _ROWS_SQL.format(only=only)
     for host in scope.hosts:
         yield from copied_rows(query, values | {"host": host})

@@ -32,6 +32,16 @@ class GroupWaitTimes:
     preemptions: int
 
 
+@dataclass(frozen=True)
+class RequestWait:
+    """The wait of one workload, in seconds. ``waited`` is None if it has had no GPU."""
+
+    workload: int
+    waited: float | None
+    still_waiting: bool
+    preemptions: int
+
+
 WAIT_DIMENSIONS: dict[str, tuple[str, str]] = {
     "team": USAGE_DIMENSIONS["team"],
     "project": USAGE_DIMENSIONS["project"],
@@ -41,8 +51,8 @@ WAIT_DIMENSIONS: dict[str, tuple[str, str]] = {
 }
 # The groups of the utilisation page, which one query reads. The first one is the default.
 WAIT_GROUPS = ("size", "model", "team")
-_WAITS_SQL = (
-    "WITH waited AS MATERIALIZED (SELECT {columns},"
+_WAITED_SQL = (
+    "SELECT {columns},"
     " extract(epoch FROM first.placed_at - w.submitted_at)::float8 AS waited,"
     " w.state = 'queued' AND first.placed_at IS NULL AS waits, coalesce(first.preemptions, 0) AS preemptions"
     " FROM scheduler_workload w JOIN scheduler_project p ON p.id = w.project_id"
@@ -51,7 +61,13 @@ _WAITS_SQL = (
     "   count(DISTINCT r.attempt) FILTER (WHERE held.end_code = ANY(%s)) AS preemptions"
     "   FROM scheduler_run r JOIN scheduler_allocation held ON held.run_id = r.id"
     "   WHERE r.workload_id = w.id) first ON true"
-    " WHERE w.submitted_at >= %s AND w.submitted_at < %s{where}) {groups}"
+    " WHERE w.submitted_at >= %s AND w.submitted_at < %s{where}"
+)
+_WAITS_SQL = f"WITH waited AS MATERIALIZED ({_WAITED_SQL}) {{groups}}"
+_OF_SIZE_SQL = (
+    f"WITH waited AS MATERIALIZED ({_WAITED_SQL} AND w.units * w.hosts = %s)"
+    " SELECT id, waited, waits, preemptions, count(*) OVER () FROM waited"
+    " ORDER BY waits DESC, waited DESC NULLS LAST, id LIMIT %s"
 )
 _GROUP_SQL = (
     "(SELECT {number}, key_{number}::text, name_{number}, count(waited),"
@@ -70,9 +86,7 @@ def wait_times(by: Sequence[str], filters: UsageFilters) -> dict[str, list[Group
     for name in by:
         if name not in WAIT_DIMENSIONS:
             raise ValueError(f"by: {name!r} is not one of {', '.join(WAIT_DIMENSIONS)}")
-    where, values = filters.sql()
-    # Filter by the workload's model and pool, because a waiting workload has no GPU.
-    where = where.replace("g.pool_id", "w.pool_id").replace("g.model = %s", "%s = ANY(w.models_wanted)")
+    where, values = _conditions(filters)
     columns = ", ".join(
         f"{WAIT_DIMENSIONS[name][0]} AS key_{number}, {WAIT_DIMENSIONS[name][1]} AS name_{number}"
         for number, name in enumerate(by)
@@ -91,3 +105,25 @@ def wait_times(by: Sequence[str], filters: UsageFilters) -> dict[str, list[Group
     if "size" in found:
         found["size"].sort(key=lambda row: row.key)
     return found
+
+
+def waits_of_size(size: int, filters: UsageFilters, most: int) -> tuple[list[RequestWait], int]:
+    """Return the workloads of ``size`` units that ``wait_times`` counts, and their number.
+
+    Those that still wait come first, then those that waited longest. At most ``most`` are returned.
+    """
+    where, values = _conditions(filters)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _OF_SIZE_SQL.format(columns="w.id", where=where),
+            [sorted(PREEMPTION_END_CODES), filters.start, filters.end, *values, size, most],
+        )
+        rows = cursor.fetchall()
+    return [RequestWait(*row[:-1]) for row in rows], rows[0][-1] if rows else 0
+
+
+def _conditions(filters: UsageFilters) -> tuple[str, list[Any]]:
+    """Return SQL conditions by the workload's own model and pool, because a waiting workload has no GPU."""
+    where, values = filters.sql()
+    where = where.replace("g.pool_id", "w.pool_id").replace("g.model = %s", "%s = ANY(w.models_wanted)")
+    return where, values

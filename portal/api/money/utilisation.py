@@ -14,18 +14,16 @@ from rest_framework.response import Response
 from portal.api.base.fields import JsonObject, ResponseSerializer
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
-from portal.errors import Invalid, ObjectNotFound
-from portal.input_checks import InputChecks, display_value
+from portal.errors import ObjectNotFound
+from portal.input_checks import InputChecks
 from portal.models import Organisation
 from portal.reads.utilisation.answers import ANSWERS
-from portal.reads.utilisation.drill_answers import LEVEL_ANSWERS
+from portal.reads.utilisation.drill_answers import LEVEL_ANSWERS, checked_levels
 from portal.reads.utilisation.parameters import PARAMETERS, read_scope
 from portal.reads.utilisation.query import UtilisationScope
-from portal.wording.pages.money import drill_texts
 from telemetry.money.pricing.billing_currencies import currency_of_month
 
 ANSWER_NAMES = (*ANSWERS, *LEVEL_ANSWERS)
-LEVEL_FIELDS = ("host", "gpu", "run")
 
 
 class UtilisationAnswerQuery(StrictSerializer):
@@ -44,9 +42,12 @@ class UtilisationAnswerQuery(StrictSerializer):
     unit = serializers.CharField(max_length=20, required=False, help_text="order of the answer waste")
     waste = serializers.CharField(max_length=20, required=False, help_text="rows of the answer waste")
     step = serializers.CharField(max_length=20, required=False, help_text="step of the answer waste")
-    host = serializers.CharField(max_length=63, required=False, help_text="host-gpus, gpu-runs, run-samples")
-    gpu = serializers.CharField(max_length=5, required=False, help_text="gpu-runs and run-samples")
+    host = serializers.CharField(
+        max_length=63, required=False, help_text="host-gpus, gpu-hours, gpu-runs and run-samples"
+    )
+    gpu = serializers.CharField(max_length=5, required=False, help_text="gpu-hours, gpu-runs and run-samples")
     run = serializers.CharField(max_length=40, required=False, help_text="id of a workload; run-samples")
+    size = serializers.CharField(max_length=5, required=False, help_text="number of GPUs; wait-requests")
 
 
 class UtilisationAnswer(ResponseSerializer):
@@ -70,7 +71,7 @@ class UtilisationAnswerView(ApiView):
         if answer not in ANSWER_NAMES:
             raise ObjectNotFound("answer", answer, ", ".join(ANSWER_NAMES))
         query = self.validated_query(UtilisationAnswerQuery)
-        levels = _checked_levels(answer, query)
+        levels = checked_levels(answer, query)
         organisation = Organisation.objects.first()
         scope = read_scope(
             UtilisationScope,
@@ -94,19 +95,6 @@ class UtilisationAnswerView(ApiView):
             "rows": [dict(zip(columns, row, strict=True)) for row in rows],
         }
         return self.object_response(found, UtilisationAnswer)
-
-
-def _checked_levels(answer: str, query: JsonObject) -> dict[str, str]:
-    """Return the parameters of a level. Raises Invalid for a missing or an ignored one."""
-    needs = LEVEL_ANSWERS[answer].needs if answer in LEVEL_ANSWERS else ()
-    for name in LEVEL_FIELDS:
-        if (name in query) != (name in needs):
-            text = drill_texts.LEVEL_NEEDED if name in needs else drill_texts.LEVEL_IGNORED
-            given = display_value(query.get(name, ""))
-            raise Invalid(
-                {name: text.format(field=name, given=given, answer=answer)}, {name: query.get(name, "")}
-            )
-    return {name: query[name] for name in needs}
 
 
 def _page_parameters(query: JsonObject) -> dict[str, str]:

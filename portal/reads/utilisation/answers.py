@@ -211,8 +211,9 @@ def _events(scope: UtilisationScope) -> Rows:
     ]
 
 
-def _fleet(scope: UtilisationScope) -> Rows:
-    grid = fleet_map.fleet_map(scope)
+def fleet_rows(scope: UtilisationScope, first: str = "", last: str = "") -> Rows:
+    """Return the busy share of the hosts from ``first`` to ``last``; of all hosts without names."""
+    grid = fleet_map.fleet_map(scope, first, last)
     return [
         [row.first, row.last, start.isoformat(), value]
         for row in grid.rows
@@ -227,12 +228,12 @@ ANSWERS: dict[str, AnswerKind] = {
     ),
     "use-over-time": AnswerKind(("start", "team", "held_gpus", "busy_gpus"), _use_over_time),
     "events": AnswerKind(("kind", "start", "end", "subject", "detail", "value", "count"), _events),
-    "fleet": AnswerKind(("host", "last_host", "start", "busy_percent"), _fleet),
+    "fleet": AnswerKind(("host", "last_host", "start", "busy_percent"), fleet_rows),
     "demand": AnswerKind(("start", "held_gpus", "waiting_gpus", "capacity_gpus"), _demand),
     "demand-forecast": AnswerKind(
         ("day", "pool", "model", "kind", "gpu_hours", "low", "high", "gpus"), _demand_forecast
     ),
-    "right-size": AnswerKind(
+    "right-sizing": AnswerKind(
         (
             *("work", "team", "project", "person", "advice", "runs", "advised_runs", "held_hours"),
             *("saved_hours", "saved", "saved_per_month", "currency"),

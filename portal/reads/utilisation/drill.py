@@ -56,6 +56,17 @@ class GpuRun:
 
 
 @dataclass(frozen=True)
+class HeldRun:
+    """A workload on one GPU: the part of the period in which it held the GPU, its units and allocations."""
+
+    workload: Workload
+    start: datetime
+    end: datetime
+    units: list[int]
+    allocations: list[int]
+
+
+@dataclass(frozen=True)
 class RunSamples:
     """The samples of a workload on one GPU, in the part of the period in which it held the GPU."""
 
@@ -124,8 +135,8 @@ def gpu_runs(scope: UtilisationScope, gpu: Gpu) -> list[GpuRun]:
     ]
 
 
-def run_samples(scope: UtilisationScope, gpu: Gpu, run: str) -> RunSamples:
-    """Return the samples of a run on a GPU. Raises ObjectNotFound unless the viewer may see its work."""
+def held_run(scope: UtilisationScope, gpu: Gpu, run: str) -> HeldRun:
+    """Return when a run held a GPU. Raises ObjectNotFound unless the viewer may see its work."""
     visible = policy.visible_workloads(scope.viewer).select_related("project__team", "owner")
     workload = visible.filter(public_id=run).first() if _is_id(run) else None
     held = list(_held(scope, gpu).filter(workload=workload)) if workload else []
@@ -135,8 +146,14 @@ def run_samples(scope: UtilisationScope, gpu: Gpu, run: str) -> RunSamples:
     end = min(
         scope.filters.end, scope.now, max((row.period.upper or scope.now for row in held), default=scope.now)
     )
-    units, allocations = [row.unit_id for row in held], [row.pk for row in held]
-    return RunSamples(workload, start, end, raw_series(units, allocations, start, end))
+    return HeldRun(workload, start, end, [row.unit_id for row in held], [row.pk for row in held])
+
+
+def run_samples(scope: UtilisationScope, gpu: Gpu, run: str) -> RunSamples:
+    """Return the samples of a run on a GPU. Raises ObjectNotFound unless the viewer may see its work."""
+    held = held_run(scope, gpu, run)
+    series = raw_series(held.units, held.allocations, held.start, held.end)
+    return RunSamples(held.workload, held.start, held.end, series)
 
 
 def _held(scope: UtilisationScope, gpu: Gpu) -> Any:

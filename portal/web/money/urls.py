@@ -16,12 +16,14 @@ from portal.web.money.closing import (
 from portal.web.money.cost_centres import import_page
 from portal.web.money.cost_centres import views as centre_views
 from portal.web.money.overview import files as overview_files
-from portal.web.money.utilisation import drill_views
+from portal.web.money.utilisation import drill_views, request_views
 from portal.web.money.utilisation import views as utilisation
 
 urlpatterns = [
     path("utilisation/", utilisation.utilisation, name="utilisation"),
     path("utilisation/fleet/", drill_views.fleet, name="utilisation-fleet"),
+    path("utilisation/fleet/<str:answer>.csv", drill_views.level_csv, name="utilisation-level-csv"),
+    path("utilisation/requests/", request_views.wait_request_list, name="utilisation-requests"),
     path("utilisation/<str:chart>.csv", utilisation.utilisation_csv, name="utilisation-csv"),
     path("chargeback/", chargeback.chargeback, name="chargeback"),
     path("chargeback/rates/", rate_card.rate_card, name="rate-card"),

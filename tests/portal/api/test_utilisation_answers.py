@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -222,6 +222,158 @@ def test_a_level_that_does_not_exist_is_refused(used: World, levels: dict[str, s
     answer = level_page(used.operator, **levels)
     assert answer.status_code == 404
     assert says in unescape(answer.content.decode())
+
+
+def lines_of(user: User, address: str) -> list[str]:
+    answer = signed_in(user).get(address)
+    assert answer.status_code == 200, address
+    assert answer["Content-Type"].startswith("text/csv")
+    return b"".join(answer).decode().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("levels", "answer", "files"),
+    [
+        ((), "fleet", []),
+        (("first", "last"), "fleet", []),
+        (("host",), "host-gpus", []),
+        (("host", "gpu"), "gpu-runs", ["gpu-hours"]),
+        (("host", "gpu", "run"), "run-samples", ["samples"]),
+    ],
+)
+def test_each_level_offers_its_data_as_csv(
+    used: World, ask: Ask, levels: tuple[str, ...], answer: str, files: list[str]
+) -> None:
+    values = {"first": "alpha", "last": "beta", "host": "alpha", "gpu": "0"}
+    given = {name: values.get(name) or run_of(used, used.vision) for name in levels}
+    page = level_page(used.operator, **given)
+    assert page.context["charts"]
+    for entry in page.context["charts"]:
+        assert entry["csv"].startswith(f"/utilisation/fleet/{answer}.csv?start=2026-03-02")
+    head, *rows = lines_of(used.operator, page.context["charts"][0]["csv"])
+    asked = {name: value for name, value in given.items() if name not in ("first", "last")}
+    body = ask(used.operator, answer, **asked).json()
+    assert head.split(",") == body["columns"]
+    if "first" not in levels:
+        assert len(rows) == len(body["rows"]) > 0
+    else:
+        assert {row.split(",")[0] for row in rows} == {"alpha", "beta"}
+    names = [Path(file["url"].partition("?")[0]).stem for file in page.context["files"]]
+    assert names == files
+    for file in page.context["files"]:
+        assert f'href="{escape(file["url"])}"' in page.content.decode()
+
+
+def test_the_file_of_a_run_has_each_stored_sample_of_its_gpu_only(used: World) -> None:
+    run = run_of(used, used.vision)
+    page = level_page(used.operator, host="alpha", gpu="0", run=run)
+    [file] = page.context["files"]
+    head, *rows = lines_of(used.operator, file["url"])
+    assert len(rows) == 20
+    columns = head.split(",")
+    cells = dict(zip(columns, rows[0].split(","), strict=True))
+    assert (cells["host"], cells["gpu"], cells["workload"], cells["power_w"]) == ("alpha", "0", run, "300")
+    hours = level_page(used.operator, host="alpha", gpu="0").context["files"][0]["url"]
+    shares = {line.split(",")[0]: line.split(",")[1] for line in lines_of(used.operator, hours)[1:]}
+    assert shares["2026-03-02T09:00:00+00:00"] == "0.4"
+    assert shares["2026-03-02T12:00:00+00:00"] == ""  # not measured
+
+
+@pytest.mark.parametrize(
+    ("answer", "levels", "says"),
+    [
+        ("weather", {}, "chart is 'weather'; allowed: fleet, host-gpus"),
+        ("host-gpus", {}, "host is ''; allowed: a value, because the answer host-gpus needs it."),
+        ("host-gpus", {"host": "alpha", "gpu": "0"}, "gpu is '0'; allowed: nothing"),
+        ("samples", {"host": "alpha", "gpu": "0"}, "run is ''; allowed: a value"),
+        ("fleet", {"host": "alpha"}, "host is 'alpha'; allowed: nothing"),
+        ("gpu-hours", {"host": "alpha", "gpu": "99"}, "gpu is '99'; allowed: 0, 1"),
+    ],
+)
+def test_a_file_of_a_level_that_does_not_exist_is_refused(
+    used: World, answer: str, levels: dict[str, str], says: str
+) -> None:
+    address = reverse("utilisation-level-csv", args=[answer])
+    refused = signed_in(used.operator).get(address, PAGE_PERIOD | levels)
+    assert refused.status_code == 404
+    assert says in unescape(refused.content.decode())
+
+
+def test_samples_of_other_teams_are_in_no_file(used: World) -> None:
+    level = {"host": "alpha", "gpu": "1", "run": run_of(used, used.language)}
+    for answer in ("samples", "run-samples"):
+        address = reverse("utilisation-level-csv", args=[answer])
+        refused = signed_in(used.vision.member).get(address, PAGE_PERIOD | level)
+        assert refused.status_code == 404
+
+
+# -- the requests behind the waits ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waited(rates: World) -> World:
+    """Return a world with requests of one and of two GPUs: some started, one waits, one ended unstarted."""
+    units = units_of(rates.hosts["alpha"])
+    for number, team in enumerate((rates.vision, rates.vision, rates.language)):
+        work = workload(rates, team, name=f"started-{number}", submitted_at=at(8, 10 * number))
+        hold(work, units[number], at(9), at(11), end_code="finished")
+    workload(rates, rates.vision, name="waiting", state="queued", submitted_at=at(10))
+    workload(rates, rates.vision, name="given-up", state="ended", outcome="cancelled", submitted_at=at(10))
+    workload(rates, rates.vision, name="pair", units=2, state="queued", submitted_at=at(10))
+    return rates
+
+
+def test_a_bar_of_waits_opens_the_requests_behind_it(waited: World) -> None:
+    page = signed_in(waited.operator).get(reverse("utilisation"), PAGE_PERIOD | {"team": "vision"})
+    chart = next(each["chart"] for each in page.context["charts"] if each["name"] == "waits")
+    addresses = {row[0]["text"]: row[0]["url"] for row in chart.rows}
+    bars = {address for trace in chart.figure["data"] for address in trace["customdata"]}
+    assert bars == {addresses["1 GPU"]}  # no request of another size has started
+    opened = signed_in(waited.operator).get(addresses["1 GPU"])
+    assert opened.status_code == 200
+    names = [row["work"].name for row in opened.context["rows"]]
+    assert names == ["waiting", "started-0", "started-1", "given-up"]
+    assert [row["waited"] for row in opened.context["rows"]] == [
+        "still waits",
+        "1 h",
+        "50 min",
+        "ended without a GPU",
+    ]
+    [started] = [row for row in chart.rows if row[0]["text"] == "1 GPU"]
+    assert started[1] == "2"  # as many as the list has
+    assert "team=vision" in addresses["2 GPUs"]
+
+
+def test_requests_of_other_teams_are_counted_and_not_named(waited: World) -> None:
+    address = reverse("utilisation-requests")
+    member = signed_in(waited.vision.member).get(address, PAGE_PERIOD | {"size": "1"})
+    shown = member.content.decode()
+    assert "5 requests were submitted in this period." in shown and "1 of other teams are left out." in shown
+    assert "started-2" not in shown and "started-1" in shown
+    csv = signed_in(waited.vision.member).get(address, PAGE_PERIOD | {"size": "1", "format": "csv"})
+    lines = b"".join(csv).decode().splitlines()
+    assert lines[0].split(",") == list(LEVEL_ANSWERS["wait-requests"].columns)
+    assert [line.split(",")[1] for line in lines[1:]] == ["waiting", "started-0", "started-1", "given-up"]
+
+
+def test_the_requests_are_an_answer_of_the_api(waited: World, client_of: Callable[[User], APIClient]) -> None:
+    ask = client_of(waited.operator).get
+    rows = ask("/api/v1/utilisation/wait-requests/", PERIOD | {"size": "2"}).json()["rows"]
+    assert [(row["name"], row["still_waiting"], row["waited_seconds"]) for row in rows] == [
+        ("pair", True, None)
+    ]
+    missing = ask("/api/v1/utilisation/wait-requests/", PERIOD)
+    assert "size is ''; allowed: a value" in missing.json()["errors"][0]["message"]
+
+
+@pytest.mark.parametrize("size", ["", "0", "-1", "two", "99999", "²"])
+def test_a_size_that_no_request_can_have_is_refused(waited: World, size: str) -> None:
+    for more in ({}, {"format": "csv"}):
+        refused = signed_in(waited.operator).get(
+            reverse("utilisation-requests"), PAGE_PERIOD | {"size": size, **more}
+        )
+        assert refused.status_code == 404
+        assert "allowed: a whole number of GPUs from 1 to 10,000." in unescape(refused.content.decode())
 
 
 def test_a_line_is_not_drawn_across_a_gap(used: World) -> None:

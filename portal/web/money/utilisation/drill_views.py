@@ -6,14 +6,23 @@ from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 
 from portal.reads.utilisation import drill
+from portal.reads.utilisation.drill_answers import LEVEL_FILES, checked_levels
 from portal.reads.utilisation.drill_parameters import check_levels, level_parameters
+from portal.streamed_file import StreamedFile
 from portal.web.money.chart import UtilisationChart
 from portal.web.money.utilisation.drill_charts import gpu_chart, host_chart, sample_charts
-from portal.web.money.utilisation.fleet_chart import fleet_address, fleet_map_chart
+from portal.web.money.utilisation.fleet_chart import fleet_address, fleet_map_chart, level_file_address
 from portal.web.money.utilisation.query import UtilisationQuery
 from portal.web.money.utilisation.views import utilisation_query
-from portal.web.page.access import address_checks, sign_in_required
-from portal.wording.pages.money import drill_texts
+from portal.web.page.access import InvalidAddress, address_checks, sign_in_required
+from portal.web.page.csv_export import csv_response
+from portal.wording.pages.money import drill_texts, money_pages
+from scheduler.models import Workload
+from telemetry.exports.sample_files import CSV_TYPE, SampleScope, sample_csv
+
+# The file of every stored sample of a run on one GPU, and the answers whose rows a level draws.
+SAMPLE_FILE = "samples"
+FILES = ("fleet", "host-gpus", "gpu-hours", "gpu-runs", "run-samples", SAMPLE_FILE)
 
 
 @sign_in_required
@@ -25,8 +34,10 @@ def fleet(request: HttpRequest) -> HttpResponseBase:
     query = utilisation_query(request, others)
     with address_checks():
         charts, level = _charts(query, levels)
+    answer, files = _files(query, levels)
     context = {
-        "charts": [{"name": name, "chart": chart} for name, chart in charts.items()],
+        "charts": [{"name": name, "chart": chart, "csv": answer} for name, chart in charts.items()],
+        "files": files,
         "crumbs": _crumbs(query, levels),
         "level": level,
         "period": query.period.text(query.now),
@@ -38,6 +49,56 @@ def fleet(request: HttpRequest) -> HttpResponseBase:
         else "",
     }
     return render(request, "manage/utilisation_fleet.html", context)
+
+
+@sign_in_required
+def level_csv(request: HttpRequest, answer: str) -> HttpResponseBase:
+    """Return the data of a level as a CSV download."""
+    if answer not in FILES:
+        raise InvalidAddress(money_pages.CHART_UNKNOWN.format(given=answer[:30], allowed=", ".join(FILES)))
+    with address_checks():
+        given, others = level_parameters(request.GET.dict())  # type: ignore[arg-type]
+        levels = checked_levels(_level_of(answer), given)
+    query = utilisation_query(request, others)
+    with address_checks():
+        if answer == SAMPLE_FILE:
+            return _sample_file(query, levels)
+        rows = LEVEL_FILES[answer].rows(query, levels)
+    return csv_response(f"{answer}.csv", LEVEL_FILES[answer].columns, rows)
+
+
+def _sample_file(query: UtilisationQuery, levels: dict[str, str]) -> StreamedFile:
+    """Return every stored sample of a run on one GPU, with all readings."""
+    host = drill.chosen_host(query, levels["host"])
+    run = drill.held_run(query, drill.chosen_gpu(query, host, levels["gpu"]), levels["run"])
+    work = Workload.objects.filter(pk=run.workload.pk)
+    scope = SampleScope([host.pk], run.start, run.end, workloads=work, units=run.units)
+    return StreamedFile(f"{SAMPLE_FILE}.csv", CSV_TYPE, sample_csv(scope))
+
+
+def _files(query: UtilisationQuery, levels: dict[str, str]) -> tuple[str, list[dict[str, str]]]:
+    """Return the address of the CSV file of the charts of a level, and links to its other files."""
+    answer, others = "fleet", []
+    if "run" in levels:
+        answer, others = "run-samples", [SAMPLE_FILE]
+    elif "gpu" in levels:
+        answer, others = "gpu-runs", ["gpu-hours"]
+    elif "host" in levels:
+        answer = "host-gpus"
+    files = [
+        {"text": drill_texts.FILE_LABELS[name], "url": _file_address(query, name, levels)} for name in others
+    ]
+    return _file_address(query, answer, levels), files
+
+
+def _file_address(query: UtilisationQuery, answer: str, levels: dict[str, str]) -> str:
+    level = LEVEL_FILES[_level_of(answer)]
+    taken = {name: levels[name] for name in (*level.needs, *level.optional) if name in levels}
+    return level_file_address(query, answer, taken)
+
+
+def _level_of(answer: str) -> str:
+    return "run-samples" if answer == SAMPLE_FILE else answer
 
 
 def _charts(query: UtilisationQuery, levels: dict[str, str]) -> tuple[dict[str, UtilisationChart], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -25,11 +25,20 @@ FEW_ROWS = 24
 
 def fleet_address(query: UtilisationQuery, **changes: str) -> str:
     """Return the address of a level of the map, in the period of the page."""
+    return _level_address(query, reverse("utilisation-fleet"), changes)
+
+
+def level_file_address(query: UtilisationQuery, answer: str, levels: Mapping[str, str]) -> str:
+    """Return the address of a CSV file of a level, in the period of the page."""
+    return _level_address(query, reverse("utilisation-level-csv", args=[answer]), levels)
+
+
+def _level_address(query: UtilisationQuery, page: str, changes: Mapping[str, str]) -> str:
     kept = {name: query.parameters[name] for name in PERIOD_PARAMETERS if name in query.parameters}
     if "start" in changes:
         kept.pop("period", None)
     given = kept | {name: value for name, value in changes.items() if value}
-    return f"{reverse('utilisation-fleet')}?{urlencode(given)}" if given else reverse("utilisation-fleet")
+    return f"{page}?{urlencode(given)}" if given else page
 
 
 def fleet_chart(query: UtilisationQuery) -> UtilisationChart:

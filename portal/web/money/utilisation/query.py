@@ -26,6 +26,10 @@ class UtilisationQuery(UtilisationScope):
         """Return the address of the CSV file of a chart, with the same filters."""
         return self._address(reverse("utilisation-csv", args=[chart]), {})
 
+    def requests_address(self, size: int, **more: str) -> str:
+        """Return the address of the requests of one size, with the same filters."""
+        return self._address(reverse("utilisation-requests"), {"size": str(size), **more})
+
     def address_of_step(self, start: datetime, length: timedelta) -> str:
         """Return the address of the page for a step of a time chart."""
         start_text, end_text = quote(address_time(start)), quote(address_time(start + length))

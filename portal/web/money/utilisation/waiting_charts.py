@@ -228,7 +228,9 @@ def _name(query: UtilisationQuery, row: GroupWaitTimes) -> str:
 
 
 def _address(query: UtilisationQuery, row: GroupWaitTimes) -> str:
-    """Return the address of the page for the model or the team of a row; "" for others."""
+    """Return the address of the requests of a size, or of the page for a model or team; "" for others."""
+    if query.waits == "size":
+        return query.requests_address(row.key)
     if query.waits == "model" and row.key in query.models:
         return query.address(model=row.key)
     slugs = {team.pk: team.slug for team in query.teams} if query.waits == "team" else {}

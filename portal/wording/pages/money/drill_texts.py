@@ -35,6 +35,7 @@ READING_LABELS = {
     "power_w": ("Power", "W"),
     "temperature_c": ("Temperature", "°C"),
 }
+FILE_LABELS = {"gpu-hours": "Hours, CSV", "samples": "All samples, CSV"}
 RUNS_TITLE = "Who held this GPU"
 RUNNING = "running"
 RUN_COLUMNS = ("Run", "Team", "From", "Until")
