@@ -108,6 +108,8 @@ def list_rules(session: CliSession, pool: str) -> None:
 @click.option("--enabled/--disabled", default=None, help="Use the rule, or have no such alerts.")
 @click.option("--stop-work/--keep-work", default=None, help="Stop unused work after a warning, or keep it.")
 @click.option("--notice-minutes", type=int, help="Time from the warning to the stop.")
+@click.option("--postpone-times", type=int, help="How often owners may postpone the stop; 0: never.")
+@click.option("--postpone-minutes", type=int, help="Longest time of one postponement.")
 @REASON_OPTION
 def set_rule(session: CliSession, pool: str, kind: str, why: str, **given: Any) -> None:
     """Change an alert rule of a pool; options that are not given keep their values. For operators."""

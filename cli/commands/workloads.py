@@ -129,6 +129,17 @@ def extend(session: CliSession, id_: str, seconds: int) -> None:
     )
 
 
+@command(cli, "keep")
+@click.argument("id_", metavar="ID")
+@click.option("--for", "seconds", type=DURATION_TYPE, required=True, help="Such as 2h.")
+def keep(session: CliSession, id_: str, seconds: int) -> None:
+    """Keep an idle notebook running, or postpone the planned stop of a job that does not use its GPUs."""
+    answer = session.client.post(f"workloads/{find_workload(session, id_)['id']}/keep/", {"seconds": seconds})
+    if session.json:
+        return output.print_json(answer)
+    return output.print_line(f"{answer['name']} is kept until {format_local_time(answer['keep_until'])}.")
+
+
 def _requirements_text(row: Any) -> str:
     """Return the requirements for CPU, memory, GPU memory, compute capability, NVLink and labels.
 

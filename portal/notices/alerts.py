@@ -10,9 +10,11 @@ from typing import Any
 from portal.notices.pending import PendingNotice, grouped_by_array
 from portal.notices.recipients import operator_ids
 from portal.reads.fleet.alerts import subject_name
+from telemetry.alerts.postponements import planned_stops
 from telemetry.core.alerts.judgement import AlertState
 from telemetry.models import Alert
 
+ID_DIGITS = 8  # of the id of a job in a command
 RELATED = ("pool", "host", "gpu__host", "workload__array", "reservation")
 
 
@@ -62,9 +64,14 @@ def planned_stops_of_unused_work(since: datetime, now: datetime) -> Iterator[Pen
     planned = Alert.objects.filter(stop_at__gt=since, stopped_at=None, workload__isnull=False).exclude(
         state__in=(AlertState.ENDED, AlertState.SNOOZED)
     )
-    for alert in planned.select_related("workload").order_by("pk"):
+    alerts = list(planned.select_related("workload").order_by("pk"))
+    stops = planned_stops([alert.workload_id for alert in alerts if alert.workload_id]) if alerts else {}
+    for alert in alerts:
         if alert.workload is not None and alert.stop_at is not None:
-            numbers = {"name": alert.workload.name, "stop_at": alert.stop_at.timestamp()}
+            numbers: dict[str, Any] = {"name": alert.workload.name, "stop_at": alert.stop_at.timestamp()}
+            if stop := stops.get(alert.workload.pk):
+                numbers |= {"left": stop.left, "minutes": stop.minutes}
+                numbers["job"] = str(alert.workload.public_id)[:ID_DIGITS]
             source = f"unused:{alert.public_id}:{alert.stop_at.timestamp():.0f}"
             owner = (alert.workload.owner_id,)
             yield PendingNotice("unused_work_stops", source, owner, numbers, workload=alert.workload_id)

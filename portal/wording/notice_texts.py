@@ -213,7 +213,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     ),
     "unused_work_stops": lambda f: (
         f"{f.plain('', 'name')} does not use its GPUs. It is asked to save and to end at "
-        f"{date_and_time(f.get('stop_at'))} unless it uses them before."
+        f"{date_and_time(f.get('stop_at'))} unless it uses them before.{_how_to_postpone(f)}"
     ),
     "budget_reached": lambda f: (
         f"{f.plain('', 'name')} {'is forecast to use' if f.get('forecast') else 'has used'} "
@@ -227,6 +227,17 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         )
     ),
 }
+
+
+def _how_to_postpone(f: ReasonNumbers) -> str:
+    """Return how the owner of an unused job may postpone its stop; "" if the pool does not allow it."""
+    if not f.get("left"):
+        return ""
+    return (
+        f" You may postpone this {with_count(int(f.get('left') or 0), 'more time')}, by at most "
+        f"{f.plain('', 'minutes')} minutes: on its page, or with gpupool keep {f.plain('', 'job')} "
+        f"--for {f.plain('', 'minutes')}m."
+    )
 
 
 def _alert_evidence(f: ReasonNumbers) -> str:

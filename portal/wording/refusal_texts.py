@@ -62,7 +62,14 @@ REFUSALS: dict[str, Sentence] = {
     "runtime_is_longest": "{name} already has the longest runtime of {pool}, {seconds:,} seconds.",
     "ends_before_extension": "{name} is ending or has ended; it can't be extended. Launch it again instead.",
     "ends_before_keep": "{name} is ending or has ended; it can't be kept.",
-    "job_has_no_idle_stop": "{name} is a job; only notebooks are stopped when they are idle.",
+    "no_stop_is_planned": "No stop of {name} is planned; a job is stopped only if it is unused.",
+    "stop_postponed_too_often": lambda n: (
+        f"The stop of {n['name']} can't be postponed any more: {n['pool_name']} allows it "
+        f"{n['times']} times. It goes on if it uses its GPUs."
+        if n["times"]
+        else f"The stop of {n['name']} can't be postponed: {n['pool_name']} does not allow it. "
+        "It goes on if it uses its GPUs."
+    ),
     "workspace_is_not_running": "{name} is {state}; it can be opened while it runs.",
     "job_serves_nothing": ("{name} does not listen on $GPUPOOL_DOOR; only a job that does can be opened."),
     # reservations

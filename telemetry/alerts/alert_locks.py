@@ -19,3 +19,9 @@ def try_lock_alerts() -> bool:
 def lock_alert(pk: int) -> Alert:
     """Lock an alert until the transaction ends, and return it as it is now."""
     return Alert.objects.select_for_update(of=("self",)).get(pk=pk)
+
+
+def lock_alerts_of_job(workload: int) -> None:
+    """Lock the open alerts of a job until the transaction ends. Two postponements then count one by one."""
+    rows = Alert.objects.select_for_update(of=("self",)).filter(workload=workload, ended_at=None)
+    list(rows.order_by("pk"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
+from django.db.models import F
+
 from telemetry.alerts.alert_values import SubjectValue
 from telemetry.core.alerts.judgement import AlertState
 from telemetry.core.alerts.kinds import ALERT_KINDS, AlertKind
@@ -69,6 +71,15 @@ def plan_stops(alerts: Iterable[Alert], notice: timedelta, now: datetime) -> Non
 def withdraw_stops(alerts: Iterable[Alert]) -> None:
     """Withdraw the planned stops of alerts whose pool no longer stops unused work."""
     Alert.objects.filter(pk__in=[alert.pk for alert in alerts]).update(stop_at=None)
+
+
+def postpone_stops(alerts: Sequence[int]) -> None:
+    """Withdraw the planned stops of a job, and count one postponement.
+
+    The stop is planned again when the job is not kept any more, so that its owner is warned again.
+    """
+    Alert.objects.filter(pk__in=alerts).update(stop_at=None)
+    Alert.objects.filter(pk=alerts[0]).update(postponed=F("postponed") + 1)
 
 
 def record_stop(alert: Alert, now: datetime) -> None:

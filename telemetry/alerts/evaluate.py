@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.db import transaction
 
+from scheduler.models import Workload
 from scheduler.services.workloads import stop_unused_work
 from telemetry.alerts import alert_rows
 from telemetry.alerts.alert_locks import lock_alert, try_lock_alerts
@@ -97,8 +98,11 @@ def _plan_stops(evaluation: AlertEvaluation, alerts: Sequence[Alert]) -> list[Al
     """Plan and withdraw stops as the rules say. Return the alerts whose work is due to be stopped."""
     planned: dict[int, list[Alert]] = defaultdict(list)
     withdrawn, due = [], []
+    stopping = [alert for alert in alerts if _stops_work(evaluation, alert)]
+    kept = _kept_jobs(stopping, evaluation.now)
+    to_stop = {alert.pk for alert in stopping if alert.workload_id not in kept}
     for alert in alerts:
-        stops = _stops_work(evaluation, alert)
+        stops = alert.pk in to_stop
         if alert.stop_at is None:
             if stops:
                 rule = evaluation.rules.of(alert.pool_id, AlertKind(alert.kind))
@@ -112,6 +116,14 @@ def _plan_stops(evaluation: AlertEvaluation, alerts: Sequence[Alert]) -> list[Al
     if withdrawn:
         alert_rows.withdraw_stops(withdrawn)
     return due
+
+
+def _kept_jobs(alerts: Sequence[Alert], now: datetime) -> set[int]:
+    """Return the ids of the jobs whose owners postponed the stop beyond now."""
+    if not alerts:
+        return set()
+    jobs = Workload.objects.filter(pk__in=[alert.workload_id for alert in alerts], keep_until__gt=now)
+    return set(jobs.values_list("pk", flat=True))
 
 
 def _stops_work(evaluation: AlertEvaluation, alert: Alert) -> bool:

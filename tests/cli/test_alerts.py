@@ -40,3 +40,18 @@ def test_an_operator_changes_and_resets_a_rule(
     assert "end is 95; allowed: a number from 0 to below 92.5" in refused.err
     assert "begins at 88 °C" in run_ok(gpupool, "alerts reset-rule shared hot")
     assert "Give at least one option" in gpupool("alerts", "set-rule", "shared", "hot").err
+
+
+def test_the_owner_of_an_unused_job_postpones_its_stop(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    job = workload(served_world, served_world.vision, name="pretrain")
+    alert_of(job, stop_at=served_world.now)
+    sign_in(served_world.vision.member)
+    assert "pretrain is kept until" in run_ok(gpupool, "keep pretrain --for 2h")
+    assert Alert.objects.get().postponed == 1
+    refused = gpupool("keep", "pretrain", "--for", "2h")
+    assert refused.code == 1 and "No stop of pretrain is planned" in refused.err
+    Alert.objects.update(stop_at=served_world.now)
+    too_long = gpupool("keep", str(job.public_id), "--for", "3h")
+    assert "seconds is 10800; allowed: a whole number from 60 to 7,200 seconds." in too_long.err

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -16,16 +17,32 @@ from django.db import DatabaseError, connection, transaction
 from django.db.models import Sum
 
 from portal.services.fleet import alerts as alert_services
+from portal.services.fleet import sample_retention
+from portal.services.work import workload_changes
 from scheduler.core.rejection import OperationRejected
+from scheduler.models import Workload
+from telemetry.alerts import rules
+from telemetry.capacity import studies
+from telemetry.core.alerts.kinds import ALERT_KINDS, AlertKind
 from telemetry.ingest import agent_api, redis_client, samples
 from telemetry.ingest.samples import drain_stream
 from telemetry.ingest.stream_format import SAMPLE_STREAM_KEY
-from telemetry.models import AlertRule, Charge, ChargedUntil, Sample, Statement, StatementLine
+from telemetry.models import (
+    Alert,
+    AlertRule,
+    CapacityStudy,
+    Charge,
+    ChargedUntil,
+    Retention,
+    Sample,
+    Statement,
+    StatementLine,
+)
 from telemetry.money import charges, statements
 from telemetry.money.charges import charge_all_gpus
 from tests.concurrency.conftest import GUARDED, UNGUARDED, Meeting, race
 from tests.concurrency.conftest import world as committed_world
-from tests.telemetry.rows import at, batch, cost_centre, hold, pool_cost_centre, price, workload
+from tests.telemetry.rows import alert_of, at, batch, cost_centre, hold, pool_cost_centre, price, workload
 from tests.waiting import wait_until
 from tests.world import A100, H100, World, units_of
 
@@ -198,6 +215,64 @@ def test_two_concurrent_changes_of_an_alert_rule_are_both_kept(
     done = race([change(begin=99), change(end=80)])
     assert [each for each in done if isinstance(each, Exception)] == []
     assert AlertRule.objects.values_list("begin", "end").get() == (99, 80)
+
+
+def claims_at_once(world: World, monkeypatch: pytest.MonkeyPatch, patience: float) -> int:
+    """Let two tasks claim a study at once, of two that wait. Return the number of tasks that have one."""
+    for _ in range(2):
+        studies.create_study(world.shared, "", 3_600, world.operator, at(9))
+    make_racers_meet_after(monkeypatch, studies, "_next_waiting_study", patience)
+    done = race([lambda: studies._claim(at(10))] * 2)
+    assert [each for each in done if isinstance(each, Exception)] == []
+    return sum(each is not None for each in done)
+
+
+def test_two_tasks_that_claim_at_once_run_one_study(rates: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert claims_at_once(rates, monkeypatch, GUARDED) == 1
+    assert CapacityStudy.objects.filter(state="running").count() == 1
+
+
+def test_without_the_lock_two_tasks_would_run_a_study_each(
+    rates: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(studies, "lock_study_claims", lambda: None)
+    assert claims_at_once(rates, monkeypatch, UNGUARDED) == 2
+
+
+def test_two_concurrent_postponements_of_a_stop_count_one_by_one(
+    rates: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules.write_rule(
+        rates.shared,
+        AlertKind.HELD_IDLE,
+        asdict(ALERT_KINDS[AlertKind.HELD_IDLE].defaults) | {"stop_work": True, "postpone_times": 1},
+    )
+    job = workload(rates, rates.vision)
+    alert_of(job, stop_at=at(10))
+    make_racers_meet_after(monkeypatch, workload_changes, "planned_stops", GUARDED)
+
+    def postpone() -> Any:
+        mine = Workload.objects.select_related("pool", "project", "owner").get(pk=job.pk)
+        return workload_changes.keep_workload(
+            actor=rates.vision.member, workload=mine, seconds=600, now=at(9, 50)
+        )
+
+    refused = [each for each in race([postpone] * 2) if isinstance(each, Exception)]
+    assert [type(each) for each in refused] == [OperationRejected]
+    assert Alert.objects.get().postponed == 1
+
+
+def test_two_concurrent_changes_of_the_retention_are_both_kept(
+    rates: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_racers_meet_after(monkeypatch, sample_retention.locks, "lock_retention", GUARDED)
+
+    def change(**given: Any) -> Callable[[], Any]:
+        return lambda: sample_retention.set_sample_retention(actor=rates.operator, now=at(10), **given)
+
+    done = race([change(minute_days=60), change(hour_days=400)])
+    assert [each for each in done if isinstance(each, Exception)] == []
+    assert Retention.objects.values_list("minute_days", "hour_days").get() == (60, 400)
 
 
 def charge_written_late(inserted: threading.Event) -> Callable[[], str]:

@@ -53,6 +53,9 @@ class AlertShape(serializers.Serializer[Any]):
     stop_at = serializers.DateTimeField(
         source="alert.stop_at", allow_null=True, help_text="the unused work is stopped at this time"
     )
+    postponed = serializers.IntegerField(
+        source="alert.postponed", help_text="how often its owner postponed the stop"
+    )
 
 
 class AlertQuery(PageQuery):
@@ -76,6 +79,8 @@ class AlertThresholdShape(serializers.Serializer[Any]):
     end_minutes = serializers.IntegerField(help_text="time for which the value must hold to end")
     stop_work = serializers.BooleanField(help_text="stop unused work after a warning")
     notice_minutes = serializers.IntegerField(help_text="time from the warning to the stop")
+    postpone_times = serializers.IntegerField(help_text="how often owners may postpone the stop of a job")
+    postpone_minutes = serializers.IntegerField(help_text="longest time of one postponement")
 
 
 class AlertRuleShape(serializers.Serializer[Any]):
@@ -98,6 +103,8 @@ class AlertRuleWish(StrictSerializer):
     end_minutes = serializers.IntegerField(required=False)
     stop_work = serializers.BooleanField(required=False)
     notice_minutes = serializers.IntegerField(required=False)
+    postpone_times = serializers.IntegerField(required=False)
+    postpone_minutes = serializers.IntegerField(required=False)
     why = serializers.CharField(max_length=300, required=False, allow_blank=True, default="")
 
 

@@ -318,7 +318,7 @@ class KeepWorkloadView(ApiView):
         responses=workload_serializers.WorkloadShape,
     )
     def post(self, request: Request, id: UUID) -> Response:
-        """Protect a notebook from the idle stop for the given time."""
+        """Protect a notebook from the idle stop, or postpone the planned stop of an unused job."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         given = self.validated_body(request_serializers.SecondsWish)
         return self.object_response(

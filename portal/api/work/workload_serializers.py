@@ -40,6 +40,9 @@ class WorkloadShape(HardwareShape):
     submitted_at = serializers.DateTimeField()
     started_at = serializers.DateTimeField(allow_null=True)
     ended_at = serializers.DateTimeField(allow_null=True)
+    keep_until = serializers.DateTimeField(
+        allow_null=True, help_text="until this time it is not stopped because it is idle"
+    )
     position = serializers.IntegerField(allow_null=True, help_text="1 is next in its pool")
     expected_start = serializers.DateTimeField(allow_null=True)
     likely_from = serializers.SerializerMethodField(help_text="while it waits; null with too few past starts")

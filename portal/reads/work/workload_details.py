@@ -31,6 +31,7 @@ from scheduler.models import (
 from scheduler.reads import capacity as engine
 from scheduler.state.states import TERMINATING_STATES, WorkloadState
 from scheduler.sync.home_volumes import has_other_storage
+from telemetry.alerts.postponements import PlannedStop, planned_stops
 
 RELATED = ("project__team", "pool", "owner", "reservation", "array")
 
@@ -74,6 +75,7 @@ class WorkloadDetails:
     past: EstimateAccuracy = field(default_factory=EstimateAccuracy)
     likely: StartRange | None = None  # range in which it is likely to start, while it waits
     move: ForcedMove | None = None  # why the workload had to leave its host in its present or last attempt
+    planned_stop: PlannedStop | None = None  # because the job does not use its GPUs
     borrows: QuotaUsage | None = None  # its team's quota, if the team borrows and the workload may be evicted
 
     @property
@@ -125,7 +127,13 @@ def _add_runs_and_units(found: dict[int, WorkloadDetails]) -> None:
 
 
 def _add_endings(found: dict[int, WorkloadDetails]) -> None:
-    """Add the cause of a stop: a preemption, a person, or a host that was taken out of service."""
+    """Add the cause of a stop: a preemption, a person, or a host that was taken out of service.
+
+    Add the planned stops of jobs that do not use their GPUs.
+    """
+    running = [pk for pk, piece in found.items() if _may_stop_unused(piece.workload)]
+    for pk, planned in (planned_stops(running) if running else {}).items():
+        found[pk].planned_stop = planned
     evicted = [pk for pk, piece in found.items() if _was_preempted(piece.workload)]
     evictions = Decision.objects.filter(workload__in=evicted, kind=Decision.Kind.EVICTED)
     for decision in evictions.order_by("workload_id", "-at", "-pk").distinct("workload_id"):
@@ -140,6 +148,11 @@ def _add_endings(found: dict[int, WorkloadDetails]) -> None:
     if gone:
         for run_id, move in forced_moves.forced_moves_of_runs(gone).items():
             gone[run_id].move = move
+
+
+def _may_stop_unused(workload: Workload) -> bool:
+    is_job = workload.kind == WorkloadKind.JOB
+    return is_job and workload.state == WorkloadState.RUNNING and not workload.simulated
 
 
 def _add_queue_forecasts(found: dict[int, WorkloadDetails], now: datetime) -> None:

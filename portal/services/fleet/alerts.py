@@ -20,8 +20,11 @@ from telemetry.alerts import alert_rows, rules
 from telemetry.core.alerts.kinds import (
     ALERT_KINDS,
     MAX_NOTICE_MINUTES,
+    MAX_POSTPONE_MINUTES,
+    MAX_POSTPONE_TIMES,
     MAX_WINDOW_MINUTES,
     MIN_NOTICE_MINUTES,
+    MIN_POSTPONE_MINUTES,
     MOMENTARY_KINDS,
     THRESHOLD_FIELDS,
     AlertKind,
@@ -32,6 +35,12 @@ from telemetry.models import Alert
 
 MIN_SNOOZE_MINUTES = 5
 MAX_SNOOZE_MINUTES = 30 * 24 * 60
+# Fields of a rule that are whole numbers: lowest, highest and unit.
+COUNT_BOUNDS: dict[str, tuple[int, int, str]] = {
+    "notice_minutes": (MIN_NOTICE_MINUTES, MAX_NOTICE_MINUTES, "minutes"),
+    "postpone_times": (0, MAX_POSTPONE_TIMES, "times"),
+    "postpone_minutes": (MIN_POSTPONE_MINUTES, MAX_POSTPONE_MINUTES, "minutes"),
+}
 
 
 def acknowledge_alert(*, actor: User, alert: Alert, now: datetime, why: str = "", via: str = "web") -> Alert:
@@ -135,8 +144,8 @@ def _checked_value(checks: InputChecks, definition: AlertKindDefinition, name: s
     if name in ("begin_minutes", "end_minutes"):
         most = 1 if definition.kind in MOMENTARY_KINDS else MAX_WINDOW_MINUTES
         return checks.count(name, value, 1, most, "minutes")
-    if name == "notice_minutes":
-        return checks.count(name, value, MIN_NOTICE_MINUTES, MAX_NOTICE_MINUTES, "minutes")
+    if name in COUNT_BOUNDS:
+        return checks.count(name, value, *COUNT_BOUNDS[name])
     if name == "enabled":
         return checks.flag(name, value)
     if name == "stop_work":

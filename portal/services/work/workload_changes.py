@@ -1,4 +1,4 @@
-"""Cancel workloads, extend their runtime, and protect notebooks from the idle stop."""
+"""Cancel workloads, extend their runtime, and postpone the stop of idle ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from scheduler import services as scheduling
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import JobArray, Workload, WorkloadKind
 from scheduler.requests import MIN_RUNTIME_SECONDS
+from telemetry.alerts import alert_rows
+from telemetry.alerts.alert_locks import lock_alerts_of_job
+from telemetry.alerts.postponements import planned_stops
 
 MAX_KEEP_SECONDS = 24 * 3600
+SECONDS_PER_MINUTE = 60
 
 
 def cancel_array(*, actor: User, array: JobArray, now: datetime, why: str = "", via: str = "web") -> int:
@@ -116,16 +120,17 @@ def extend_workload(
 def keep_workload(
     *, actor: User, workload: Workload, seconds: int, now: datetime, via: str = "web"
 ) -> Workload:
-    """Protect a notebook from the idle stop for ``seconds`` from now.
+    """Protect a notebook from the idle stop, or postpone the planned stop of an unused job.
 
-    Raises Invalid, OperationRejected, NotAllowed.
+    Both hold for ``seconds`` from now. The alert rule of the pool says how often and how long the stop of a
+    job may be postponed. Raises Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "workload.change", workload)
+    if workload.kind != WorkloadKind.NOTEBOOK:
+        return _postpone_stop(actor=actor, workload=workload, seconds=seconds, now=now, via=via)
     checks = InputChecks()
     seconds = checks.count("seconds", seconds, MIN_RUNTIME_SECONDS, MAX_KEEP_SECONDS, "seconds")
     checks.done()
-    if workload.kind != WorkloadKind.NOTEBOOK:
-        raise OperationRejected("job_has_no_idle_stop", {"name": workload.name})
     with transaction.atomic():
         before = audit.audited_fields(workload, "keep_until")
         if not scheduling.postpone_idle_stop(workload, until=now + timedelta(seconds=seconds)):
@@ -139,5 +144,35 @@ def keep_workload(
             target=workload,
             before=before,
             after=audit.audited_fields(workload, "keep_until"),
+        )
+    return workload
+
+
+def _postpone_stop(*, actor: User, workload: Workload, seconds: int, now: datetime, via: str) -> Workload:
+    with transaction.atomic():
+        lock_alerts_of_job(workload.pk)
+        stop = planned_stops([workload.pk]).get(workload.pk)
+        if stop is None:
+            raise OperationRejected("no_stop_is_planned", {"name": workload.name})
+        if not stop.left:
+            numbers = {"name": workload.name, "pool_name": workload.pool.name, "times": stop.times}
+            raise OperationRejected("stop_postponed_too_often", numbers)
+        checks = InputChecks()
+        longest = stop.minutes * SECONDS_PER_MINUTE
+        seconds = checks.count("seconds", seconds, MIN_RUNTIME_SECONDS, longest, "seconds")
+        checks.done()
+        before = {**audit.audited_fields(workload, "keep_until"), "postponed": stop.used}
+        if not scheduling.postpone_idle_stop(workload, until=now + timedelta(seconds=seconds)):
+            raise OperationRejected("ends_before_keep", {"name": workload.name})
+        alert_rows.postpone_stops(stop.alerts)
+        workload.refresh_from_db()
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="postpone_stop",
+            target=workload,
+            before=before,
+            after={**audit.audited_fields(workload, "keep_until"), "postponed": stop.used + 1},
         )
     return workload

@@ -69,6 +69,8 @@ class AlertRuleForm(ServiceForm):
     end_minutes = forms.IntegerField(required=False)
     stop_work = forms.BooleanField(required=False)
     notice_minutes = forms.IntegerField(required=False)
+    postpone_times = forms.IntegerField(required=False)
+    postpone_minutes = forms.IntegerField(required=False)
 
     def changes(self) -> dict[str, Any]:
         """Return the fields that differ from the present rule. An empty field keeps its value."""

@@ -25,7 +25,7 @@ urlpatterns = [
     path("arrays/<uuid:public_id>/cancel/", arrays.cancel_array, name="array-cancel"),
     path("workloads/<uuid:public_id>/cancel/", workload_actions.cancel_workload, name="workload-cancel"),
     path("workloads/<uuid:public_id>/extend/", workload_actions.extend_workload, name="workload-extend"),
-    path("workloads/<uuid:public_id>/keep/", workload_actions.keep_notebook, name="workload-keep"),
+    path("workloads/<uuid:public_id>/keep/", workload_actions.keep_workload, name="workload-keep"),
     path(
         "workloads/<uuid:public_id>/relaunch/", workload_actions.relaunch_workload, name="workload-relaunch"
     ),

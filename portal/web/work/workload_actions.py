@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
+from typing import Any
 
 from django.contrib import messages
 from django.db.models import Q
@@ -16,6 +17,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from portal import policy
 from portal.reads.work.workload_details import RELATED, is_notebook
 from portal.services.work import impossible_starts, workload_changes
+from portal.web.components.quantities import short_duration
 from portal.web.page.access import (
     current_user,
     get_visible_or_404,
@@ -88,9 +90,11 @@ def extend_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseB
 
 @sign_in_required
 @require_POST
-def keep_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
-    """Keep an idle notebook running for the posted number of hours."""
+def keep_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
+    """Keep an idle notebook for the posted hours, or postpone the stop of an unused job by the minutes."""
     workload = get_workload_or_404(request, public_id)
+    if "minutes" in request.POST:
+        return _postpone(request, workload)
     hours = _posted_hours(request)
     if hours is None:
         return redirect(return_url(request, workload_url(workload)))
@@ -100,6 +104,21 @@ def keep_notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBas
             actor=current_user(request), workload=workload, seconds=hours * 3600, now=timezone.now()
         ),
         done=workload_pages.KEPT.format(name=workload.name, hours=hours),
+        to=workload_url(workload),
+    )
+
+
+def _postpone(request: HttpRequest, workload: Workload) -> HttpResponseBase:
+    text = request.POST["minutes"]
+    # The service refuses what is not a number.
+    seconds: Any = int(text) * 60 if text.isascii() and text.isdigit() and len(text) < 7 else text
+    length = short_duration(seconds) if isinstance(seconds, int) else ""
+    return run_and_redirect(
+        request,
+        lambda: workload_changes.keep_workload(
+            actor=current_user(request), workload=workload, seconds=seconds, now=timezone.now()
+        ),
+        done=workload_pages.POSTPONED.format(name=workload.name, length=length),
         to=workload_url(workload),
     )
 

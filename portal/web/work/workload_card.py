@@ -9,6 +9,7 @@ from typing import Any
 from django.urls import reverse
 from django.utils import timezone
 
+from portal import policy
 from portal.models import User
 from portal.reads.work.workload_details import WorkloadDetails, is_notebook
 from portal.web.components.quantities import money, money_sums, percent, short_duration
@@ -34,6 +35,7 @@ from portal.wording import (
 from portal.wording.pages import workload_pages
 from scheduler.models import Workload
 from scheduler.state.states import LeaseState, WorkloadState
+from telemetry.alerts.postponements import PlannedStop
 
 RUNNING_STATES = (WorkloadState.RUNNING, WorkloadState.NOTICE)
 STARTING_STATES = (WorkloadState.PLACED, WorkloadState.STARTING)
@@ -289,6 +291,8 @@ def _notice_line(details: WorkloadDetails, user: User, now: datetime) -> dict[st
                 }
             ],
         }
+    if workload.state == WorkloadState.RUNNING and details.planned_stop is not None:
+        return _planned_stop_notice(workload, details.planned_stop, user)
     if state_labels.is_waiting_to_resume(workload):
         since = workload.checkpoint_at
         resumes = (
@@ -310,6 +314,30 @@ def _notice_line(details: WorkloadDetails, user: User, now: datetime) -> dict[st
     if workload.state == WorkloadState.RUNNING and details.borrows is not None:
         return {"text": borrowing_notice(details)}
     return None
+
+
+def _planned_stop_notice(workload: Workload, stop: PlannedStop, user: User) -> dict[str, Any]:
+    """Return the warning that an unused job is stopped, with a button that postpones the stop."""
+    text = workload_pages.UNUSED_WARNING.format(time=formatting.date_and_time(stop.stop_at))
+    if not stop.left or not policy.may(user, "workload.change", workload):
+        return {"warn": True, "text": text}
+    length = short_duration(stop.minutes * 60)
+    more = workload_pages.POSTPONE_LEFT.format(
+        times=formatting.with_count(stop.left, "more time"), length=length
+    )
+    return {
+        "warn": True,
+        "text": f"{text} {more}",
+        "actions": [
+            {
+                "label": workload_pages.POSTPONE.format(length=length),
+                "url": _action_url(workload, "keep"),
+                "post": True,
+                "small": True,
+                "fields": {"minutes": stop.minutes},
+            }
+        ],
+    }
 
 
 def _silent_host_notice(details: WorkloadDetails, now: datetime) -> str:

@@ -25,6 +25,12 @@ STOPPED_BECAUSE = "It is being stopped. {reason}"
 IDLE_WARNING = (
     "No busy kernel, no active user and an idle GPU. It stops soon unless you use it; your files stay."
 )
+UNUSED_WARNING = (
+    "It does not use its GPUs. It is asked to save and to end at {time} unless it uses them before."
+)
+POSTPONE_LEFT = "You may postpone this {times}, by at most {length}."
+POSTPONE = "Postpone {length}"
+POSTPONED = "The stop of {name} is postponed by {length}."
 LAST_CHECKPOINT = "Its last checkpoint is of {time}."
 NO_CHECKPOINT = "It wrote no checkpoint and starts from the beginning."
 RUNTIME_ENDS = "It reaches its longest runtime in {left}; save your work or extend it."

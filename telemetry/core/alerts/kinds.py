@@ -12,6 +12,11 @@ MAX_WINDOW_MINUTES = 2 * 24 * 60
 MIN_NOTICE_MINUTES = 5
 MAX_NOTICE_MINUTES = 24 * 60
 DEFAULT_NOTICE_MINUTES = 30
+MAX_POSTPONE_TIMES = 20
+DEFAULT_POSTPONE_TIMES = 3
+MIN_POSTPONE_MINUTES = 5
+MAX_POSTPONE_MINUTES = 24 * 60
+DEFAULT_POSTPONE_MINUTES = 120
 
 
 class AlertKind(StrEnum):
@@ -40,7 +45,8 @@ class AlertThresholds:
     """The values at which an alert begins and ends, and the time for which the value must hold.
 
     An alert begins at ``begin`` or more over ``begin_minutes``. It ends at ``end`` or less over
-    ``end_minutes``. ``stop_work`` stops unused work ``notice_minutes`` after its alert began.
+    ``end_minutes``. ``stop_work`` stops unused work ``notice_minutes`` after its alert began. Its owner may
+    postpone the stop ``postpone_times`` times, each time by at most ``postpone_minutes``.
     """
 
     begin: float
@@ -50,6 +56,8 @@ class AlertThresholds:
     enabled: bool = True
     stop_work: bool = False
     notice_minutes: int = DEFAULT_NOTICE_MINUTES
+    postpone_times: int = DEFAULT_POSTPONE_TIMES
+    postpone_minutes: int = DEFAULT_POSTPONE_MINUTES
 
 
 THRESHOLD_FIELDS = tuple(entry.name for entry in fields(AlertThresholds))

@@ -47,6 +47,7 @@ class Alert(models.Model):
     snoozed_until = models.DateTimeField(null=True)
     stop_at = models.DateTimeField(null=True, help_text="time at which the unused work is stopped")
     stopped_at = models.DateTimeField(null=True, help_text="time at which the stop was ordered")
+    postponed = models.PositiveSmallIntegerField(default=0, help_text="how often its stop was postponed")
 
     class Meta:
         constraints = [

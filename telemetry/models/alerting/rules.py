@@ -6,7 +6,13 @@ from django.db import models
 from django.db.models import F, Q
 
 from scheduler.models import Pool
-from telemetry.core.alerts.kinds import THRESHOLD_FIELDS, AlertKind, AlertThresholds
+from telemetry.core.alerts.kinds import (
+    DEFAULT_POSTPONE_MINUTES,
+    DEFAULT_POSTPONE_TIMES,
+    THRESHOLD_FIELDS,
+    AlertKind,
+    AlertThresholds,
+)
 
 
 class AlertRule(models.Model):
@@ -21,6 +27,12 @@ class AlertRule(models.Model):
     end_minutes = models.PositiveIntegerField(help_text="time for which the value must hold to end")
     stop_work = models.BooleanField(default=False, help_text="stop unused work after a warning")
     notice_minutes = models.PositiveIntegerField(help_text="time from the warning to the stop")
+    postpone_times = models.PositiveSmallIntegerField(
+        default=DEFAULT_POSTPONE_TIMES, help_text="how often the stop of a job may be postponed"
+    )
+    postpone_minutes = models.PositiveIntegerField(
+        default=DEFAULT_POSTPONE_MINUTES, help_text="longest time of one postponement"
+    )
 
     class Meta:
         constraints = [

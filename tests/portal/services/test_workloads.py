@@ -218,8 +218,8 @@ def test_the_second_of_two_concurrent_extensions_is_refused_as_too_long(world: W
     assert workload.max_runtime_seconds == world.shared.longest_runtime_seconds
 
 
-def test_a_notebook_can_be_kept_from_idle_stop_and_a_job_cannot(world: World) -> None:
-    with rejected():
+def test_a_notebook_can_be_kept_from_idle_stop_and_a_job_only_if_its_stop_is_planned(world: World) -> None:
+    with rejected("No stop of"):
         workload_changes.keep_workload(
             actor=world.vision.member, workload=job(world), seconds=3600, now=world.now
         )
