@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import time
 from typing import Any
@@ -20,6 +21,8 @@ from portal.edge.runtime import metrics
 from scheduler import services
 from scheduler.models import Host, Run
 from scheduler.state.nudge import HOST_CHANNEL
+from telemetry.ingest import redis_client
+from telemetry.ingest.stream_format import SAMPLE_STREAM_KEY
 from tests.portal.edge.conftest import (
     EdgeSite,
     SmallAgent,
@@ -233,6 +236,29 @@ async def test_a_second_agent_of_a_host_is_refused_while_the_first_is_connected(
     await second.close()
     await asyncio.to_thread(nudge, edge_site, agent.host)
     assert isinstance(await listening, protocol.Desired)
+
+
+async def test_of_two_agents_of_one_host_only_the_first_stores_samples(
+    edge_site: EdgeSite, agent: SmallAgent
+) -> None:
+    stream = redis_client.redis_client()
+    await asyncio.to_thread(stream.delete, SAMPLE_STREAM_KEY)
+    await agent.connect()
+    await agent.send(observed())
+    await agent.receive()
+    await agent.send(protocol.SampleBatch(1, [protocol.SampleRow("GPU-alpha-0", 1.0, utilisation=10.0)]))
+    await until(lambda: stream.xlen(SAMPLE_STREAM_KEY) == 1)
+    listening = asyncio.create_task(agent.receive(seconds=30))  # while it reads, the agent answers pings
+    second = SmallAgent(edge_site, agent.host, agent.credential)
+    await second.connect()
+    await second.receive_refusal()
+    with contextlib.suppress(ConnectionError):
+        await second.send(protocol.SampleBatch(1, [protocol.SampleRow("GPU-alpha-0", 1.0, utilisation=90.0)]))
+    await second.close()
+    await asyncio.to_thread(nudge, edge_site, agent.host)
+    assert isinstance(await listening, protocol.Desired)
+    assert await asyncio.to_thread(stream.xlen, SAMPLE_STREAM_KEY) == 1
+    await asyncio.to_thread(stream.delete, SAMPLE_STREAM_KEY)
 
 
 async def test_an_agent_is_accepted_if_the_earlier_connection_ends_during_the_check(
