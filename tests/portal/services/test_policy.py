@@ -18,7 +18,7 @@ from portal.services.work import launch
 from tests.world import World
 
 READS = {
-    *("workload.logs", "approval.see", "recording.see", "metrics.see", "capacity.see"),
+    *("workload.logs", "approval.see", "recording.see", "metrics.see", "capacity.see", "retention.see"),
     *("charges.see_all", "audit.see_all"),
 }
 OWN = {"own.change", "token.revoke", "team.join"}

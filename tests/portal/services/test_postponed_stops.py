@@ -143,6 +143,8 @@ def test_the_page_of_the_job_has_a_button_that_postpones_the_stop(world: World) 
     done = signed_in(world.vision.member).post(address, {"minutes": "120"}, follow=True)
     assert "The stop of one is postponed by 2 h." in done.content.decode()
     assert Alert.objects.get().postponed == 1
+    alerts = signed_in(world.vision.member).get(reverse("alerts")).content.decode()
+    assert "Its stop was postponed 1 time." in alerts
     assert "Postpone" not in job_page(world.vision.member, job)  # no stop is planned now
     Alert.objects.update(stop_at=world.now + timedelta(minutes=30))
     for wrong in ("x", "100000", "²", ""):
