@@ -27,7 +27,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         kept, now = present_retention(), timezone.now()
-        given = {name: parsed_days(options[name]) for name in RETENTION_FIELDS if options[name] is not None}
+        given: dict[str, Any] = {
+            name: parsed_days(options[name]) for name in RETENTION_FIELDS if options[name] is not None
+        }
         if given:
             try:
                 kept = set_sample_retention(actor=None, now=now, via="program", **given)

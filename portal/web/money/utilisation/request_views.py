@@ -41,7 +41,7 @@ def wait_request_list(request: HttpRequest) -> HttpResponseBase:
         "period": query.period.text(query.now),
         "about": _about(found),
         "page": page,
-        "rows": [_row(work, wait) for work, wait in named_requests(page.object_list)],
+        "rows": [_row(work, wait) for work, wait in named_requests(list(page.object_list))],
         "back": query.address(waits="size") + "#chart-waits",
         "csv": query.requests_address(found.size, format="csv"),
         "now": timezone.now(),
