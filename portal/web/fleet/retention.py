@@ -21,6 +21,13 @@ from telemetry.rollups.stored_bytes import RETENTION_FIELDS, StoredLevel, presen
 DAYS_PER_YEAR = 365
 
 
+class DaysTextField(forms.CharField):
+    """The days of a level as text. The service checks it, so that all refusals have the same words."""
+
+    def validate(self, value: str) -> None:
+        """Accept every text, also an empty one."""
+
+
 class RetentionForm(ServiceForm):
     """The days of each level as text. Only the fields that were changed are sent to the service."""
 
@@ -31,7 +38,7 @@ class RetentionForm(ServiceForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for name, (label, words) in retention_pages.FIELD_LABELS.items():
-            self.fields[name] = forms.CharField(label=label, help_text=words, max_length=20, required=False)
+            self.fields[name] = DaysTextField(label=label, help_text=words, max_length=20)
         self.order_fields([*RETENTION_FIELDS, "why"])
 
     def days(self) -> dict[str, int | str]:

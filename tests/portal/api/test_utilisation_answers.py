@@ -17,6 +17,7 @@ from rest_framework.test import APIClient
 from portal.models import User
 from portal.reads.utilisation.answers import ANSWERS
 from portal.reads.utilisation.drill_answers import LEVEL_ANSWERS
+from portal.wording.pages.money.utilisation_texts import requests_submitted
 from scheduler.models import Host, Workload
 from telemetry.models import Rollup
 from telemetry.reads.utilisation import fleet_map as fleet_reads
@@ -348,12 +349,19 @@ def test_requests_of_other_teams_are_counted_and_not_named(waited: World) -> Non
     address = reverse("utilisation-requests")
     member = signed_in(waited.vision.member).get(address, PAGE_PERIOD | {"size": "1"})
     shown = member.content.decode()
-    assert "5 requests were submitted in this period." in shown and "1 of other teams are left out." in shown
+    assert "5 requests were submitted in this period." in shown and "Left out: 1 of other teams." in shown
     assert "started-2" not in shown and "started-1" in shown
     csv = signed_in(waited.vision.member).get(address, PAGE_PERIOD | {"size": "1", "format": "csv"})
     lines = b"".join(csv).decode().splitlines()
     assert lines[0].split(",") == list(LEVEL_ANSWERS["wait-requests"].columns)
     assert [line.split(",")[1] for line in lines[1:]] == ["waiting", "started-0", "started-1", "given-up"]
+
+
+@pytest.mark.parametrize(
+    ("total", "text"), [(0, "0 requests were"), (1, "1 request was"), (5_000, "5,000 req")]
+)
+def test_the_number_of_requests_is_a_sentence(total: int, text: str) -> None:
+    assert requests_submitted(total).startswith(text)
 
 
 def test_the_requests_are_an_answer_of_the_api(waited: World, client_of: Callable[[User], APIClient]) -> None:

@@ -115,11 +115,15 @@ def test_no_table_or_choice_is_cut_off_on_a_phone(world: World, live_server: Any
     page.set_viewport_size({"width": 360, "height": 640})
     pages = [
         reverse(name)
-        for name in ("approvals", "health-rules", "fleet", "queue", "calendar", "budgets", "cost-centres")
+        for name in (
+            *("approvals", "health-rules", "fleet", "queue", "calendar", "budgets", "cost-centres"),
+            "retention",
+        )
     ]
     january = f"{reverse('chargeback')}?month=2026-01"
     job = Workload.objects.get()
     idle = reverse("idle-payer", args=["2026-01"])
+    pages += [f"{reverse('utilisation-requests')}?period=30d&size=1", reverse("pool-alerts", args=["shared"])]
     for address in (*pages, idle, january, f"{january}&by=person", f"{january}&workload={job.pk}"):
         page.goto(f"{live_server.url}{address}")
         page.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")

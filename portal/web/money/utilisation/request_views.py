@@ -50,7 +50,7 @@ def wait_request_list(request: HttpRequest) -> HttpResponseBase:
 
 
 def _about(found: WaitRequests) -> str:
-    texts = [utilisation_texts.REQUESTS_SHOWN.format(count=grouped(found.total))]
+    texts = [utilisation_texts.requests_submitted(found.total)]
     if found.total > MAX_REQUESTS:
         texts.append(utilisation_texts.REQUESTS_CUT.format(most=MAX_REQUESTS))
     if found.hidden:

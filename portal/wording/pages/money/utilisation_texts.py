@@ -92,9 +92,8 @@ EVENT_COLUMNS = ("Event", "Time")
 SINCE = "since {start}"
 SIZE_INVALID = "size is {given}; allowed: a whole number of GPUs from 1 to {most:,}."
 REQUESTS_TITLE = "Requests of {size}"
-REQUESTS_SHOWN = "{count} requests were submitted in this period."
 REQUESTS_CUT = "The {most:,} that waited longest are listed."
-REQUESTS_HIDDEN = "{hidden} of other teams are left out."
+REQUESTS_HIDDEN = "Left out: {hidden} of other teams."
 NOT_STARTED = "ended without a GPU"
 STILL_WAITS = "still waits"
 WAIT_GROUP_LABELS = {"size": "Size", "model": "Model", "team": "Team"}
@@ -139,3 +138,9 @@ FORECAST_TRACES = {
     "range": "8 in 10 days",
     "gpus": "present GPUs",
 }
+
+
+def requests_submitted(total: int) -> str:
+    """Return how many requests were submitted, as a sentence."""
+    requests = "1 request was" if total == 1 else f"{total:,} requests were"
+    return f"{requests} submitted in this period."
