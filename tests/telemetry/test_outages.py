@@ -30,6 +30,7 @@ from telemetry.ingest.samples import IngestResult, drain_stream
 from telemetry.ingest.stream_format import SAMPLE_STREAM_KEY
 from telemetry.ingest.watermarks import skip_missing_batches
 from telemetry.models import Batch, HostHour, Rollup, RollupDue, Sample, SampleGap
+from telemetry.reads.usage_by_group import usage_by
 from telemetry.reads.usage_filters import UsageFilters
 from telemetry.reads.usage_over_time import usage_over_time
 from telemetry.reads.utilisation.raw_series import raw_series
@@ -103,6 +104,8 @@ def test_a_host_that_is_off_for_a_day_leaves_a_gap_and_no_zero(world: World) -> 
     values = dict(zip(line.starts, line.busy, strict=True))
     assert values[at(9)] == pytest.approx(0.5, abs=0.01) and values[at(11)] is None
     assert line.held[2] == pytest.approx(1.0)  # the GPU was held all the time
+    [team] = [group for group in usage_by("team", filters).groups if group.held]
+    assert team.coverage == pytest.approx(2 / 27, abs=0.005)  # two of 27 hours are measured
     points = raw_series([unit.pk], [held.pk], at(9), at(12, day=3))["utilisation"]
     assert [value for _, value in points].count(None) == 1  # no line is drawn across the day
 
