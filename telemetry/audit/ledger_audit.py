@@ -20,6 +20,7 @@ from django.db import connection, transaction
 from telemetry.audit.adjustment_audit import AdjustmentDifference, audit_adjustments
 from telemetry.audit.calendar_sql import MONTH_BOUNDS_SQL
 from telemetry.audit.ledger_sql import AUDIT_SQL, FIRST_DAY_SQL, LATER_LINES_SQL
+from telemetry.audit.sum_audit import StatementDifference, audit_cents, audit_idle_shares
 
 # A larger SQL statement needs more memory for its rows. Planning takes a larger part of a smaller one.
 GPUS_PER_STATEMENT = 1_000
@@ -78,10 +79,14 @@ class LedgerDifference:
         return {**self.__dict__, "start": self.start.isoformat(), "end": self.end.isoformat()}
 
 
-def audit_month(month: date, now: datetime) -> Iterator[LedgerDifference | AdjustmentDifference]:
-    """Yield each difference of a month: of its charge lines, then of its credits and manual adjustments."""
+def audit_month(
+    month: date, now: datetime
+) -> Iterator[LedgerDifference | AdjustmentDifference | StatementDifference]:
+    """Yield each difference of a month: of charge lines, adjustments, shares of idle time, and cents."""
     yield from audit_ledger(month, now)
     yield from audit_adjustments(month)
+    yield from audit_idle_shares(month)
+    yield from audit_cents(month)
 
 
 def audit_ledger(month: date, now: datetime) -> Iterator[LedgerDifference]:
