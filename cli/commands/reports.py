@@ -34,7 +34,7 @@ def report(session: CliSession, id_: str) -> None:
             ("energy", _amount(answer["energy_kwh"], "kWh")),
             ("CPU time", _time(answer["cpu_seconds"])),
             ("memory at most", _memory(answer["memory_peak_mib"])),
-            ("cost", _cost(answer["cost"])),
+            ("cost", "hidden" if answer["cost_hidden"] else _cost(answer["cost"])),
             ("measured", _percent(answer["coverage"])),
             ("final", "yes" if answer["final"] else "no: samples may still arrive"),
         ]
