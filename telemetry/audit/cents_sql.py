@@ -87,12 +87,13 @@ wanted_lines AS (
     SELECT id, units, field, found, 0 FROM line_values WHERE shared_out
 ),
 cell_values AS (
-    SELECT a.cell, a.line, l.units, l.shared_out, value.*
+    SELECT a.cell, a.line, l.units, l.shared_out, value.*, whole.wanted AS whole
     FROM amounts AS a JOIN lines AS l ON l.id = a.line
     CROSS JOIN LATERAL (VALUES
-        ('cost', a.cost * l.units, a.cost_cents * l.units, l.cost_cents * l.units),
-        ('charged', a.charged * l.units, a.charged_cents * l.units, l.charged_cents * l.units)
-    ) AS value (field, exact, found, whole)
+        ('cost', a.cost * l.units, a.cost_cents * l.units),
+        ('charged', a.charged * l.units, a.charged_cents * l.units)
+    ) AS value (field, exact, found)
+    JOIN wanted_lines AS whole ON whole.id = a.line AND whole.field = value.field
     WHERE a.cell IS NOT NULL
 ),
 wanted_cells AS (

@@ -197,7 +197,7 @@ def test_the_audit_finds_a_cent_that_was_moved_between_two_cells_of_a_line(charg
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("cost_centre", "CC-x"), ("model", "x"), ("bucket", "preempted"), ("charged_cents", Decimal("0.01"))],
+    [("cost_centre", "CC-x"), ("model", "x"), ("bucket", "maintenance"), ("charged_cents", Decimal("0.01"))],
 )
 def test_the_audit_finds_a_changed_statement_line(charged_march: World, column: str, value: Any) -> None:
     line = StatementLine.objects.filter(bucket="used", charged_cents__gt=1).earliest("pk")
