@@ -14,10 +14,16 @@ from portal.input_checks import InputChecks, display_value
 from portal.models import Organisation, User
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.documents import correction_reasons, visible_documents
-from portal.wording.money_texts import adjustment_people, document_facts, signatures, work_text
+from portal.wording.money_texts import (
+    adjustment_people,
+    corrected_line_text,
+    document_facts,
+    signatures,
+    work_text,
+)
 from portal.wording.pages.money import export_texts
 from portal.wording.pages.money.correction_texts import cause_sentence
-from portal.wording.pages.money.statement_texts import PART_LABELS, corrected_line_text, group_title
+from portal.wording.pages.money.statement_texts import PART_LABELS, group_title
 from telemetry.core.csv_text import CsvDialect
 from telemetry.exports.documents.month_documents import month_documents
 from telemetry.exports.export_model import (

@@ -17,10 +17,9 @@ from portal.reads.money.charge_scope import ChargeScope
 from portal.reads.money.export_counts import MAX_COUNTED_LINES, export_counts
 from portal.reads.money.exports import EXPORT_OPTIONS, document_currencies, export_download
 from portal.streamed_file import StreamedFile
-from portal.web.money.charges.addresses import check_parameters
 from portal.web.money.filter_query import filter_query
 from portal.web.money.months import month_or_404
-from portal.web.page.access import address_checks, current_user, sign_in_required
+from portal.web.page.access import address_checks, check_parameters, current_user, sign_in_required
 from portal.wording.pages.money import export_texts
 from telemetry.exports.focus.kinds import FOCUS_KINDS
 from telemetry.exports.registry import EXPORT_KINDS

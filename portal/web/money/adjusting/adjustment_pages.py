@@ -17,9 +17,8 @@ from portal.reads.money.charge_scope import charge_scope
 from portal.services.money.adjusting import decisions
 from portal.services.money.adjusting.drafts import open_months
 from portal.web.money.adjusting.forms import AdjustmentDecisionForm, AdjustmentForm, WithdrawalForm
-from portal.web.money.charges.addresses import check_parameters
 from portal.web.money.months import month_or_404
-from portal.web.page.access import current_user, get_visible_or_404, sign_in_required
+from portal.web.page.access import check_parameters, current_user, get_visible_or_404, sign_in_required
 from portal.web.page.pagination import paginate
 from portal.wording.chargeback import adjustment_texts as texts
 from telemetry.models import Adjustment, AdjustmentState, Statement

@@ -15,7 +15,7 @@ from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_filters import FILTERS, checked_filters
 from portal.reads.money.exports import checked_dialect
 from portal.web.money.filter_query import filter_query
-from portal.web.page.access import InvalidAddress, address_checks
+from portal.web.page.access import InvalidAddress, address_checks, check_parameters
 from portal.wording.pages.money import money_pages
 from telemetry.core.csv_text import CsvDialect
 from telemetry.reads.chargeback import filter_text
@@ -34,14 +34,6 @@ DIMENSION_LABELS = {
     "corrected_month": "Corrected month",
 }
 FORMATS = ("csv",)
-
-
-def check_parameters(request: HttpRequest, known: tuple[str, ...]) -> None:
-    """Raise InvalidAddress if the query string has a parameter that the page does not have."""
-    unknown = next((name for name in request.GET if name not in known), None)
-    if unknown is not None:
-        given, allowed = display_value(unknown), ", ".join(known)
-        raise InvalidAddress(money_pages.PARAMETER_UNKNOWN.format(given=given, allowed=allowed))
 
 
 def requested_filters(

@@ -16,10 +16,10 @@ from portal import policy
 from portal.models import User
 from portal.reads.money import documents as reads
 from portal.reads.money.charge_scope import charge_scope
-from portal.web.money.charges.addresses import check_parameters, lines_url
+from portal.web.money.charges.addresses import lines_url
 from portal.web.money.closing.document_sheets import make_sheets
 from portal.web.money.months import month_or_404
-from portal.web.page.access import current_user, get_visible_or_404, sign_in_required
+from portal.web.page.access import check_parameters, current_user, get_visible_or_404, sign_in_required
 from portal.wording import money_texts
 from portal.wording.pages.money import statement_texts
 from telemetry.models import CostCentreStatement
@@ -135,7 +135,7 @@ def _corrections(user: User, row: CostCentreStatement, document: StatementDocume
         {
             "row": entry,
             "why": reasons.get(corrected.month, ""),
-            "corrects": statement_texts.corrected_line_text(corrected),
+            "corrects": money_texts.corrected_line_text(corrected),
             "url": reverse("cost-centre-statement", args=[corrected.number])
             if corrected.number in seen
             else "",

@@ -11,10 +11,10 @@ from portal.reads.money.exports import DIALECT_OPTIONS
 from portal.reads.money.overview.of_viewer import overview_of_viewer
 from portal.reads.money.overview.page import ChargebackOverview
 from portal.streamed_file import StreamedFile
-from portal.web.money.charges.addresses import check_parameters, requested_dialect
+from portal.web.money.charges.addresses import requested_dialect
 from portal.web.money.months import month_or_404
 from portal.web.money.overview import bridge_rows, spend_chart
-from portal.web.page.access import current_user, sign_in_required
+from portal.web.page.access import check_parameters, current_user, sign_in_required
 from portal.web.page.csv_export import complete_csv_response
 from telemetry.core.csv_text import CsvDialect
 

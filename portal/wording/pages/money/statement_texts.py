@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from telemetry.reads.statement_document import CorrectedLine
-
 PART_LABELS = {
     "used": "used",
     "idle": "idle while held",
@@ -26,13 +24,6 @@ BILLING_MODES = {
 BILLING_MODE_HINT = "A month that is not closed."
 BILLING_MODE_SET = "{team} has {mode} from {month:%B %Y} on."
 BILLING_SAVED = "The settings of billing are saved."
-
-
-def corrected_line_text(corrected: CorrectedLine) -> str:
-    """Return what a correction corrects: ``2026-09/CC-4110/1, line 7``, or the month without a statement."""
-    if not corrected.number:
-        return f"{corrected.month:%B %Y}"
-    return corrected.number if corrected.line is None else f"{corrected.number}, line {corrected.line}"
 
 
 def group_title(project: str, person: str, part: str) -> str:
