@@ -36,7 +36,7 @@ class StatementDifference:
 
 def audit_cents(month: date) -> Iterator[StatementDifference]:
     """Yield each statement line and cell of a month whose cents are not those of its charge lines."""
-    values = {
+    values: dict[str, Any] = {
         "month": month,
         "without_decimals": WITHOUT_DECIMALS.split(),
         "with_three_decimals": WITH_THREE_DECIMALS.split(),
