@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from typing import Any
 
-from django.db import connection
-
 from telemetry.audit.cents_sql import CENTS_SQL, WITH_THREE_DECIMALS, WITHOUT_DECIMALS
 from telemetry.audit.idle_shares_sql import IDLE_SHARES_SQL
+from telemetry.audit.planner import audit_cursor
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def audit_cents(month: date) -> Iterator[StatementDifference]:
         "without_decimals": WITHOUT_DECIMALS.split(),
         "with_three_decimals": WITH_THREE_DECIMALS.split(),
     }
-    with connection.cursor() as cursor:
+    with audit_cursor() as cursor:
         cursor.execute(CENTS_SQL, values)
         for row in cursor.fetchall():
             yield StatementDifference("cents", *row)
@@ -49,7 +48,7 @@ def audit_cents(month: date) -> Iterator[StatementDifference]:
 
 def audit_idle_shares(month: date) -> Iterator[StatementDifference]:
     """Yield each wrong share of idle time, and each idle line that is wrongly shared out."""
-    with connection.cursor() as cursor:
+    with audit_cursor() as cursor:
         cursor.execute(IDLE_SHARES_SQL, {"month": month})
         for row in cursor.fetchall():
             yield StatementDifference("idle share", *row)
