@@ -181,25 +181,31 @@ def run_report(workload: Workload, viewer: User, now: datetime) -> RunReportDeta
     attempts, runs = _attempts(workload)
     ended = workload.state == WorkloadState.ENDED
     cpu = [run.cpu_seconds for run in runs] if ended else [None]
-    may_see = policy.charge_right(viewer)(workload)
-    lines = cost_totals.charge_lines_of(workload.pk)
     memory = [run.memory_peak_mib for run in runs] if ended else [None]
     return RunReportDetails(
         workload=workload,
         report=report,
         attempts=attempts,
         gaps=_gaps(attempts),
-        cost=cost_totals.workload_costs([workload.pk], now, cost_totals.prices(now)).get(workload.pk)
-        if may_see
-        else None,
-        charge_lines=lines if may_see else [],
-        cost_hidden=not may_see,
-        charged_seconds=sum(line["seconds"] for line in lines if not _is_lost(line)),
-        uncharged_seconds=sum(line["seconds"] for line in lines if _is_lost(line)),
+        **_charges(workload, viewer, now),
         cpu_seconds=None if None in cpu else sum(value for value in cpu if value is not None),
         memory_peak_mib=None if None in memory else max(value for value in memory if value is not None),
         host_seconds=sum(_host_seconds(run, now) for run in runs),
     )
+
+
+def _charges(workload: Workload, viewer: User, now: datetime) -> dict[str, Any]:
+    """Return the fields of the report about charges: hours for everybody, amounts for those who see them."""
+    lines = cost_totals.charge_lines_of(workload.pk)
+    charged = sum(line["seconds"] for line in lines if not _is_lost(line))
+    hours = {
+        "charged_seconds": charged,
+        "uncharged_seconds": sum(line["seconds"] for line in lines) - charged,
+    }
+    if not policy.charge_right(viewer)(workload):
+        return {"cost": None, "charge_lines": [], "cost_hidden": True, **hours}
+    costs = cost_totals.workload_costs([workload.pk], now, cost_totals.prices(now))
+    return {"cost": costs.get(workload.pk), "charge_lines": lines, "cost_hidden": False, **hours}
 
 
 def _is_lost(line: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from django.utils import timezone
 from portal.models import User
 from portal.reads.money.charge_filters import FILTERS, checked_filters
 from portal.reads.money.charge_scope import ChargeScope
-from portal.reads.money.export_counts import MAX_COUNTED_LINES, export_counts
+from portal.reads.money.export_counts import MAX_COUNTED_LINES, ExportCounts, export_counts
 from portal.reads.money.exports import EXPORT_OPTIONS, document_currencies, export_download
 from portal.streamed_file import StreamedFile
 from portal.web.money.filter_query import filter_query
@@ -81,27 +81,8 @@ def export_menu(
     Kinds without filters are offered only if the page has none. If a cost centre has statements in several
     currencies, each is offered. ``whole`` are the numbers of the month's lines, if the caller has them.
     """
-    counts = export_counts(user, month, where, whole)
-    lines = export_texts.rows_text(counts.charge_lines, MAX_COUNTED_LINES)
-    notes = {
-        "statement": export_texts.rows_text(counts.statement_lines, counts.statement_lines),
-        "lines": lines,
-        "xlsx": lines,
-        "pdf-zip": export_texts.files_text(counts.cost_centres),
-    }
     action = reverse("export", args=[f"{month:%Y-%m}"])
-    choices = []
-    for name, (label, note) in export_texts.KIND_LABELS.items():
-        kind = EXPORT_KINDS[name]
-        needed = {"cost_centre"} if kind.one_cost_centre else set()
-        if kind.whole_only and (scope.kind != "all" or set(where) != needed):
-            continue
-        icon = "file" if name.startswith("pdf") else "download"
-        for currency in _statement_currencies(user, month, where) if kind.one_cost_centre else [""]:
-            options = {"kind": name} | ({"currency": currency} if currency else {})
-            choice_note = export_texts.in_currency(notes.get(name, note), currency)
-            url = f"{action}?{filter_query(None, where, **options)}"
-            choices.append({"kind": name, "label": label, "note": choice_note, "url": url, "icon": icon})
+    choices = _choices(user, month, where, scope, action, export_counts(user, month, where, whole))
     return ExportMenu(
         title=export_texts.menu_title(month, is_closed),
         provisional="" if is_closed else export_texts.PROVISIONAL,
@@ -120,6 +101,37 @@ def export_menu(
         ],
         footer=export_texts.CHECKED,
     )
+
+
+def _choices(
+    user: User,
+    month: date,
+    where: Mapping[str, Any],
+    scope: ChargeScope,
+    action: str,
+    counts: ExportCounts,
+) -> list[dict[str, str]]:
+    """Return the files that the viewer may download, in the order of the menu."""
+    lines = export_texts.rows_text(counts.charge_lines, MAX_COUNTED_LINES)
+    notes = {
+        "statement": export_texts.rows_text(counts.statement_lines, counts.statement_lines),
+        "lines": lines,
+        "xlsx": lines,
+        "pdf-zip": export_texts.files_text(counts.cost_centres),
+    }
+    choices = []
+    for name, (label, note) in export_texts.KIND_LABELS.items():
+        kind = EXPORT_KINDS[name]
+        needed = {"cost_centre"} if kind.one_cost_centre else set()
+        if kind.whole_only and (scope.kind != "all" or set(where) != needed):
+            continue
+        icon = "file" if name.startswith("pdf") else "download"
+        for currency in _statement_currencies(user, month, where) if kind.one_cost_centre else [""]:
+            options = {"kind": name} | ({"currency": currency} if currency else {})
+            choice_note = export_texts.in_currency(notes.get(name, note), currency)
+            url = f"{action}?{filter_query(None, where, **options)}"
+            choices.append({"kind": name, "label": label, "note": choice_note, "url": url, "icon": icon})
+    return choices
 
 
 def _statement_currencies(user: User, month: date, where: Mapping[str, Any]) -> list[str]:
