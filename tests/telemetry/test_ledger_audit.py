@@ -278,7 +278,10 @@ CHANGES: dict[str, Callable[[Charge, World], dict[str, Any]]] = {
     },
     "reversal": lambda line, _: {
         "reversal": True,
-        "corrects_id": Charge.objects.exclude(pk=line.pk).earliest("pk").pk,
+        "corrects_id": Charge.objects.filter(corrections=None, reversal=False)
+        .exclude(pk=line.pk)
+        .earliest("pk")
+        .pk,
         "slots": -line.slots,
         "slot_seconds": -line.slot_seconds,
         "cost": -line.cost,
