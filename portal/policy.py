@@ -8,6 +8,8 @@ object that the user may not see is not found.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import rules
@@ -509,6 +511,23 @@ def visible_charges(user: Viewer) -> QuerySet[Charge]:
     if not _active(user):
         return Charge.objects.none()
     return Charge.objects.filter(Q(user_id=user.pk) | Q(team__in=my_team_ids(user, Membership.Role.LEAD)))
+
+
+def charge_right(user: Viewer) -> Callable[[Workload | JobArray], bool]:
+    """Return a function that says whether the user may see the charges of a workload or of a job array.
+
+    The rule is that of ``visible_charges``. The teams that the user leads are read at most once.
+    """
+    if sees_all_charges(user):
+        return lambda work: True
+    if not _active(user):
+        return lambda work: False
+
+    @functools.cache
+    def led() -> frozenset[int]:
+        return frozenset(my_team_ids(user, Membership.Role.LEAD).values_list("team_id", flat=True))
+
+    return lambda work: work.owner_id == user.pk or work.project.team_id in led()
 
 
 def visible_cells(user: Viewer) -> QuerySet[ChargeCell] | None:

@@ -99,17 +99,19 @@ def _facts_wait() -> bool:
 def close_and_audit(month: date, now: datetime, closer: Any) -> dict[str, Any]:
     """Close the month. Return the time of the close without its audit, and the time of the audit.
 
+    The audit is that of the close: of charge lines, adjustments and cents.
+
     ``audit_differences`` is the number of differences that the audit finds. Raises OperationRejected if a
     check of the close fails.
     """
-    from telemetry.audit.ledger_audit import audit_ledger
+    from telemetry.audit.ledger_audit import audit_month
     from telemetry.money import close_checks, statements
 
     audited: dict[str, Any] = {}
 
     def timed_audit(*arguments: Any) -> dict[str, Any]:
         began = time.perf_counter()
-        found = list(audit_ledger(*arguments))
+        found = list(audit_month(*arguments))
         audited.update(audit_s=round(time.perf_counter() - began, 2), audit_differences=len(found))
         for difference in found[:10]:
             print(f"audit: {difference}")

@@ -38,7 +38,7 @@ def report(session: CliSession, id_: str) -> None:
             ("disk written", _bytes(answer["host_totals"]["io_written_bytes"])),
             ("received", _bytes(answer["host_totals"]["network_rx_bytes"])),
             ("sent", _bytes(answer["host_totals"]["network_tx_bytes"])),
-            ("cost", _cost(answer["cost"])),
+            ("cost", "hidden" if answer["cost_hidden"] else _cost(answer["cost"])),
             ("measured", _percent(answer["coverage"])),
             ("final", "yes" if answer["final"] else "no: samples may still arrive"),
         ]

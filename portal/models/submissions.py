@@ -7,6 +7,7 @@ import uuid
 from django.db import models
 from django.db.models import Q
 from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Coalesce
 
 from portal.models.accounts import User
 from scheduler.models import Pool, Reservation, Team, WorkloadType
@@ -69,6 +70,9 @@ class Submission(models.Model):
                 KeyTextTransform("period", "payload"),
                 KeyTextTransform("month", "payload"),
                 KeyTextTransform("measure", "payload"),
+                # A request for the budget of the team itself has neither of these.
+                Coalesce(KeyTextTransform("project", "payload"), models.Value("")),
+                Coalesce(KeyTextTransform("cost_centre", "payload"), models.Value("")),
                 condition=Q(kind="budget", state="waiting"),
                 name="one_request_for_a_budget_waits",
             ),

@@ -10,7 +10,7 @@ from portal.wording.formatting import PRIORITY_WORDS, duration
 from portal.wording.pages.money.statement_texts import WITHOUT_WORKLOAD
 from telemetry.models import PriceFactor, Statement
 from telemetry.money.adjusting.approved_rows import ApprovedAdjustment
-from telemetry.reads.statement_document import DocumentRow, StatementDocument
+from telemetry.reads.statement_document import CorrectedLine, DocumentRow, StatementDocument
 
 
 def factor_subject(factor: PriceFactor) -> str:
@@ -50,6 +50,13 @@ def refund_sentence(minutes: int | None) -> str:
         "Its work since its last checkpoint is not charged, "
         f"but at most the last {refund_duration(minutes)} before its stop."
     )
+
+
+def corrected_line_text(corrected: CorrectedLine) -> str:
+    """Return what a correction corrects: ``2026-09/CC-4110/1, line 7``, or the month without a statement."""
+    if not corrected.number:
+        return f"{corrected.month:%B %Y}"
+    return corrected.number if corrected.line is None else f"{corrected.number}, line {corrected.line}"
 
 
 def work_text(row: DocumentRow) -> str:

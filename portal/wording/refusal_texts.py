@@ -95,7 +95,7 @@ REFUSALS: dict[str, Sentence] = {
         "A quota change for {team}, {model} in {pool} already waits for approval; withdraw it first."
     ),
     "budget_request_waits": (
-        "A request of {team} for this budget already waits for approval; withdraw it first."
+        "A request for this budget of {owner} already waits for approval; withdraw it first."
     ),
     "guarantee_is_too_large": lambda n: guarantee_effect(
         team=n["team"],

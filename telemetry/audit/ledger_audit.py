@@ -15,22 +15,14 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
-from django.db import connection, transaction
-
 from telemetry.audit.adjustment_audit import AdjustmentDifference, audit_adjustments
 from telemetry.audit.calendar_sql import MONTH_BOUNDS_SQL
 from telemetry.audit.ledger_sql import AUDIT_SQL, FIRST_DAY_SQL, LATER_LINES_SQL
+from telemetry.audit.planner import audit_cursor
+from telemetry.audit.sum_audit import StatementDifference, audit_cents, audit_idle_shares
 
 # A larger SQL statement needs more memory for its rows. Planning takes a larger part of a smaller one.
 GPUS_PER_STATEMENT = 1_000
-# PostgreSQL has no statistics about common table expressions, so it may choose a bad plan. Without nested
-# loops, a bad plan costs little.
-PLANNER_SETTINGS = {
-    "enable_nestloop": "off",
-    "enable_mergejoin": "off",  # it would sort all lines for a join with few rows or with none
-    "work_mem": "256MB",
-    "jit": "off",
-}
 # The rules for lost work. Charging has its own copies, and a test compares them.
 PREEMPTION_CODES = [
     "checkpointed",
@@ -78,10 +70,14 @@ class LedgerDifference:
         return {**self.__dict__, "start": self.start.isoformat(), "end": self.end.isoformat()}
 
 
-def audit_month(month: date, now: datetime) -> Iterator[LedgerDifference | AdjustmentDifference]:
-    """Yield each difference of a month: of its charge lines, then of its credits and manual adjustments."""
+def audit_month(
+    month: date, now: datetime
+) -> Iterator[LedgerDifference | AdjustmentDifference | StatementDifference]:
+    """Yield each difference of a month: of charge lines, adjustments, shares of idle time, and cents."""
     yield from audit_ledger(month, now)
     yield from audit_adjustments(month)
+    yield from audit_idle_shares(month)
+    yield from audit_cents(month)
 
 
 def audit_ledger(month: date, now: datetime) -> Iterator[LedgerDifference]:
@@ -95,8 +91,7 @@ def audit_ledger(month: date, now: datetime) -> Iterator[LedgerDifference]:
         "hardware_codes": HARDWARE_CODES,
         "forgiven_minutes": DEFAULT_FORGIVEN_MINUTES,
     }
-    with transaction.atomic(), connection.cursor() as cursor:
-        before = _set_planner(cursor, PLANNER_SETTINGS)
+    with audit_cursor() as cursor:
         cursor.execute(MONTH_BOUNDS_SQL, values)
         values["start"], values["end"] = cursor.fetchone()
         values["over"] = now >= values["end"]
@@ -112,17 +107,6 @@ def audit_ledger(month: date, now: datetime) -> Iterator[LedgerDifference]:
             yield from _differences(cursor.fetchall())
         cursor.execute(LATER_LINES_SQL, values)
         yield from _differences(cursor.fetchall())
-        _set_planner(cursor, before)
-
-
-def _set_planner(cursor: Any, settings: dict[str, str]) -> dict[str, str]:
-    """Change settings of PostgreSQL's planner for this transaction. Return the earlier values."""
-    before = {}
-    for name, value in settings.items():
-        cursor.execute("SELECT current_setting(%s)", [name])
-        before[name] = cursor.fetchone()[0]
-        cursor.execute("SELECT set_config(%s, %s, true)", [name, value])
-    return before
 
 
 def _differences(rows: list[tuple[Any, ...]]) -> Iterator[LedgerDifference]:

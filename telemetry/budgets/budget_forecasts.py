@@ -39,7 +39,7 @@ def refresh_budget_forecasts(budgets: Iterable[Budget], now: datetime) -> dict[i
         new,
         update_conflicts=True,
         unique_fields=["budget"],
-        update_fields=["expected", "low", "high", "past_periods", "past_inside", "as_of"],
+        update_fields=["expected", "low", "high", "past_periods", "past_inside", "past_error", "as_of"],
     )
     return stored | {row.budget_id: row for row in new}
 
@@ -68,6 +68,7 @@ def _forecasts(budgets: list[Budget], measure: str, end: datetime, now: datetime
             high=round_amount(Decimal(str(forecast.high)) + other, unit),
             past_periods=forecast.past_periods,
             past_inside=forecast.past_inside,
+            past_error=forecast.past_error,
             as_of=now,
         )
 

@@ -49,12 +49,27 @@ def committed_spend(
     if measure == BudgetMeasure.MONEY:
         currency = load_billing_currencies().of(month_of(now))
     found: dict[SpendScope, DailySpend] = {scope: defaultdict(float) for scope in scopes}
-    for each in (*_running_work(card, now, end), *_booked_reservations(card, now, end)):
+    for each in (*_running_work(card, now), *_booked_reservations(card, now, end)):
         price = Decimal(1) if measure == BudgetMeasure.GPU_HOURS else each.price
         shares = _shares_by_owner(each, splits.at(Payer(project=each.project), now), currency)
         for scope in (found.keys() & shares.keys()) if price is not None else ():
             for day, hours in hours_by_day(max(each.start, now), min(each.end, end)):
                 found[scope][day] += each.gpus * hours * float(price or 0) * shares[scope]
+    return found
+
+
+def committed_charges(person: int, teams: Collection[int], now: datetime, end: datetime) -> DailySpend:
+    """Return the certain charges of each day from ``now`` to ``end``, of some teams and of one person.
+
+    Work and reservations of the person count in every team. ``committed_spend`` has the rules.
+    """
+    card, found = load_rate_card(), defaultdict[date, float](float)
+    of_teams = Q(project__team__in=teams)
+    running = _running_work(card, now, of_teams | Q(workload__owner=person))
+    for each in (*running, *_booked_reservations(card, now, end, of_teams | Q(owner=person))):
+        if each.price is not None:
+            for day, hours in hours_by_day(max(each.start, now), min(each.end, end)):
+                found[day] += each.gpus * hours * float(each.price)
     return found
 
 
@@ -79,12 +94,13 @@ def _shares_by_owner(commitment: _Commitment, split: CostSplit, currency: str) -
     return owners
 
 
-def _running_work(card: RateCard, now: datetime, end: datetime) -> Iterator[_Commitment]:
-    """Yield the commitment of each running allocation. Work inside a reservation is left out.
+def _running_work(card: RateCard, now: datetime, of: Q | None = None) -> Iterator[_Commitment]:
+    """Yield the commitment of each running allocation that matches ``of``.
 
-    It costs nothing more, because the whole window of a reservation is charged, whether used or not.
+    Work inside a reservation is left out. It costs nothing more, because the whole window of a reservation is
+    charged, whether used or not.
     """
-    held = Allocation.objects.filter(period__upper_inf=True, reservation__isnull=True)
+    held = Allocation.objects.filter(of or Q(), period__upper_inf=True, reservation__isnull=True)
     columns = (
         "project__team_id",
         "project_id",
@@ -109,9 +125,12 @@ def _running_work(card: RateCard, now: datetime, end: datetime) -> Iterator[_Com
         )
 
 
-def _booked_reservations(card: RateCard, now: datetime, end: datetime) -> Iterator[_Commitment]:
+def _booked_reservations(
+    card: RateCard, now: datetime, end: datetime, of: Q | None = None
+) -> Iterator[_Commitment]:
+    """Yield the commitment of each booked reservation that matches ``of``."""
     booked = list(
-        Reservation.objects.filter(start__lt=end, end__gt=now, state__in=OPEN_RESERVATION_STATES)
+        Reservation.objects.filter(of or Q(), start__lt=end, end__gt=now, state__in=OPEN_RESERVATION_STATES)
         .select_related("project")
         .order_by("pk")
     )

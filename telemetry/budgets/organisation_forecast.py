@@ -53,6 +53,7 @@ def refresh_organisation_forecast(now: datetime) -> None:
             **month_range(forecast, spent, charged, month, currency),
             "past_periods": forecast.past_periods,
             "past_inside": forecast.past_inside,
+            "past_error": forecast.past_error,
             "as_of": now,
         },
     )

@@ -17,7 +17,7 @@ from telemetry.core.csv_text import PLAIN_CSV, CsvDialect
 from telemetry.models import Charge, ChargeCell, CostCentreStatement, Statement, StatementState
 from telemetry.money.adjusting.approved_rows import ApprovedAdjustment
 from telemetry.money.statement_export import format_of_files
-from telemetry.reads.statement_document import DocumentRow, StatementDocument
+from telemetry.reads.statement_document import CorrectedLine, DocumentRow, StatementDocument
 
 CLOSED, PROVISIONAL = "closed", "provisional"
 
@@ -28,7 +28,8 @@ class ExportScope:
 
     ``kind`` is the value of the column ``scope``: ``all``, ``led_teams`` or ``own``. ``lines`` are the charge
     lines that the viewer may see. ``cells`` are the sums of these lines; None means that the viewer sees all.
-    ``where`` are the filters of ``telemetry.reads.chargeback``. ``with_cost`` adds the owner's cost.
+    ``where`` are the filters of ``telemetry.reads.chargeback``. ``with_cost`` adds the owner's cost,
+    for people who see all charges.
     """
 
     kind: str
@@ -55,7 +56,8 @@ class DocumentTexts:
     ``facts`` returns labels and values of the head, ``signatures`` the names and times of the close.
     ``correction_reasons`` returns the late facts by corrected month, ``group_title`` the heading of the rows
     of a project, a person and a part, ``work`` the workload of a row, ``adjustment_people`` the author and
-    the approver of an adjustment. ``sum_check`` names the check that the rows sum to the total.
+    the approver of an adjustment, ``corrects`` the line that a correction corrects. ``sum_check`` names the
+    check that the rows sum to the total.
     """
 
     facts: Callable[[StatementDocument], list[dict[str, Any]]]
@@ -64,6 +66,7 @@ class DocumentTexts:
     group_title: Callable[[str, str, str], str]
     work: Callable[[DocumentRow], str]
     adjustment_people: Callable[[ApprovedAdjustment], str]
+    corrects: Callable[[CorrectedLine], str]
     part_labels: Mapping[str, str]
     sum_check: str
 

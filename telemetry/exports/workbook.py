@@ -26,10 +26,11 @@ from telemetry.core.currencies import decimals_of
 from telemetry.exports.export_model import ExportOptions, ExportScope, month_state
 from telemetry.exports.export_rows import export_adjustments, export_charges, export_entries
 from telemetry.exports.row_sheet import Column, RowSheet, RowWriter, plain_text
+from telemetry.models import BillingMode
 from telemetry.money.billing_months import month_bounds
 from telemetry.money.statement_export import csv_columns
 from telemetry.money.statement_lines import StatementEntry
-from telemetry.reads.chargeback import group_names
+from telemetry.reads.chargeback import CHARGE_DIMENSIONS, filter_text, group_names
 from telemetry.reads.corrections import correction_blocks
 
 PART_BYTES = 1 << 18
@@ -51,6 +52,7 @@ OPTIONS = {
     "strings_to_urls": False,
 }
 
+NOT_INVOICED = 6  # the place of the last column of the summary
 SUMMARY_COLUMNS = (
     Column("cost_centre", "text", 30),
     Column("gpu_hours", "hours"),
@@ -58,6 +60,7 @@ SUMMARY_COLUMNS = (
     Column("corrections", "money"),
     Column("total", "money"),
     Column("currency", "text"),
+    Column("not_invoiced", "money"),  # only in files with the billing mode of each line
 )
 ENTRY_COLUMNS = (
     Column("cost_centre", "text", 18),
@@ -210,10 +213,12 @@ class ChargeWorkbook:
             _write_text(sheet, row, 1, value)
             row += 1
         row += 1
-        self._write_head(sheet, SUMMARY_COLUMNS, row)
+        has_mode = any(column.label == "billing_mode" for column in self.entry_columns)
+        columns = SUMMARY_COLUMNS if has_mode else SUMMARY_COLUMNS[:-1]
+        self._write_head(sheet, columns, row)
         first = row + 1
         sums = self._sums_by_centre()
-        for row, ((centre, currency), (held, own, corrected)) in enumerate(sums.items(), first):
+        for row, ((centre, currency), (held, own, corrected, shown)) in enumerate(sums.items(), first):
             _write_text(sheet, row, 0, centre)
             sheet.write_string(row, 5, currency)
             own_only = f'*({self._column("corrected_month")}="")'
@@ -225,13 +230,22 @@ class ChargeWorkbook:
             self._write_sum(sheet, row, 3, "amount", corrections_only, corrected, money)
             both = f"={xl_rowcol_to_cell(row, 2)}+{xl_rowcol_to_cell(row, 3)}"
             sheet.write_formula(row, 4, both, money, float(own + corrected))
+            if has_mode:
+                showback_only = f'*({self._column("billing_mode")}="{BillingMode.SHOWBACK.value}")'
+                self._write_sum(sheet, row, NOT_INVOICED, "amount", showback_only, shown, money)
         rows = (first, max(first, first + len(sums) - 1))
         totals = {}
         for row, currency in enumerate(self.currencies, first + len(sums)):
-            parts = [(*values, values[1] + values[2]) for key, values in sums.items() if key[1] == currency]
+            parts = [
+                (*values[:3], values[1] + values[2], ZERO, values[3])
+                for key, values in sums.items()
+                if key[1] == currency
+            ]
             sheet.write_string(row, 0, "Total", self.totals["text"])
             sheet.write_string(row, 5, currency, self.totals["text"])
-            for number, column in enumerate(SUMMARY_COLUMNS[1:5], 1):
+            for number, column in enumerate(columns):
+                if column.form == "text":
+                    continue
                 result = sum((values[number - 1] for values in parts), ZERO)
                 form = column.form if column.form != "money" else currency
                 self._write_total(sheet, (row, number), form, rows, result, 5)
@@ -239,12 +253,17 @@ class ChargeWorkbook:
         return totals
 
     def _sums_by_centre(self) -> dict[tuple[str, str], list[Decimal]]:
-        """Return GPU-hours, charges and corrections by cost centre and currency."""
+        """Return GPU-hours, charges, corrections and the part that is not invoiced.
+
+        The keys are pairs of a cost centre and a currency.
+        """
         sums: dict[tuple[str, str], list[Decimal]] = {}
         for entry in self.entries:
-            found = sums.setdefault((entry.cost_centre, entry.currency), [ZERO, ZERO, ZERO])
+            found = sums.setdefault((entry.cost_centre, entry.currency), [ZERO, ZERO, ZERO, ZERO])
             is_correction = entry.corrected_month is not None
             found[2 if is_correction else 1] += entry.amount
+            if entry.showback:
+                found[3] += entry.amount
             # The hours of a correction are not hours of the month.
             if entry.bucket in CHARGED_BUCKETS and not is_correction:
                 found[0] += entry.gpu_hours
@@ -258,8 +277,10 @@ class ChargeWorkbook:
             ("Currency", self.state.currency),
             ("Charges of", self.scope.kind),
         ]
-        for name, key in self.scope.where.items():
-            facts.append((name, group_names(name, [key], self.month).get(key, "") or str(key or "")))
+        for name, value in self.scope.where.items():
+            is_key = name in CHARGE_DIMENSIONS and not isinstance(value, tuple)
+            label = group_names(name, [value], self.month).get(value) if is_key else None
+            facts.append((name, label or filter_text(name, value)))
         if self.state.closed_at is not None and statement is not None:
             facts += [
                 ("Closed at", f"{self.state.closed_at:%Y-%m-%d %H:%M:%S} UTC"),

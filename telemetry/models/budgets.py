@@ -9,6 +9,8 @@ from scheduler.models import Project, Team
 from telemetry.core.currencies import DEFAULT_CURRENCY
 from telemetry.models.amounts import CurrencyAmountField
 
+PAST_ERROR_HELP = "median error at the same day of past periods, as a part of the real spending; empty: none"
+
 
 class BudgetAction(models.TextChoices):
     NOTIFY = "notify"
@@ -87,6 +89,7 @@ class BudgetForecast(models.Model):
     high = CurrencyAmountField()
     past_periods = models.PositiveSmallIntegerField(default=0)
     past_inside = models.PositiveSmallIntegerField(default=0)
+    past_error = models.FloatField(null=True, help_text=PAST_ERROR_HELP)
     as_of = models.DateTimeField()
 
     class Meta:
@@ -115,6 +118,7 @@ class OrganisationForecast(models.Model):
     high = CurrencyAmountField()
     past_periods = models.PositiveSmallIntegerField(default=0)
     past_inside = models.PositiveSmallIntegerField(default=0)
+    past_error = models.FloatField(null=True, help_text=PAST_ERROR_HELP)
     as_of = models.DateTimeField()
 
     class Meta:

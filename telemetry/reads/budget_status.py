@@ -20,7 +20,8 @@ class ForecastRange:
     """The expected spending at the end of a period, with the 10th and the 90th percentile.
 
     ``past_periods`` is the number of earlier periods with a forecast by the same method. ``past_inside`` is
-    the number of these periods that ended inside their range.
+    the number of these periods that ended inside their range. ``past_error`` is the median error of their
+    forecasts, as a part of the real spending; None if it is unknown.
     """
 
     expected: Decimal
@@ -28,6 +29,7 @@ class ForecastRange:
     high: Decimal
     past_periods: int
     past_inside: int
+    past_error: float | None
 
 
 @dataclass(frozen=True)
@@ -114,4 +116,5 @@ def _range(forecast: BudgetForecast, spent: Decimal) -> ForecastRange:
         high=max(spent, forecast.high),
         past_periods=forecast.past_periods,
         past_inside=forecast.past_inside,
+        past_error=forecast.past_error,
     )

@@ -64,6 +64,7 @@ DRILL_DOWN = ("cost_centre", "team", "project", "type", "workload")
 # ANY_MONTH for all corrections, or None for the use of the statement's own month.
 SPAN_FILTERS = ("corrected_month", "day")
 ANY_MONTH = "any"
+NO_MONTH = "none"  # the text of ``corrected_month`` that selects the use of the statement's own month
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,17 @@ def sums_condition(where: Mapping[str, Any], *, from_cells: bool) -> Q:
         else:
             found &= _equals(column, value)
     return found
+
+
+def filter_text(name: str, value: Any) -> str:
+    """Return the value of a filter as text, as addresses and files have it."""
+    if name == "corrected_month" and value is None:
+        return NO_MONTH
+    if name == "corrected_month" and isinstance(value, date):
+        return f"{value:%Y-%m}"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "" if value is None else str(value)
 
 
 def any_condition(selected: Collection[Mapping[str, Any]], *, from_cells: bool) -> Q:

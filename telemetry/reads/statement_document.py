@@ -45,7 +45,8 @@ class DocumentRow:
 
     ``part`` is one of ``PARTS``. ``price`` is the mean price per GPU-hour; None for time without a price.
     ``workloads`` is the number of workloads of the row. If there are several, ``workload`` is empty.
-    ``corrected_month`` is None for the use of the month itself.
+    ``corrected_month`` is None for the use of the month itself. ``bucket`` and the ids say which charge lines
+    are behind the row. ``workload_id`` is None if the row has no workload, or several.
     """
 
     project: str
@@ -59,6 +60,28 @@ class DocumentRow:
     gpu_hours: Decimal
     price: Decimal | None
     amount: Decimal
+    bucket: str = ""
+    project_id: int | None = None
+    user_id: int | None = None
+    workload_id: int | None = None
+
+    @property
+    def subject(self) -> tuple[object, ...]:
+        """Return what the row is about. Rows of several months may have the same subject."""
+        return (self.project_id, self.user_id, self.workload_id, self.workload_type, self.model, self.part)
+
+
+@dataclass(frozen=True)
+class CorrectedLine:
+    """The line that a correction corrects.
+
+    ``number`` is that of the corrected statement of the cost centre; empty if it had none. ``line`` is the
+    place of the row on it, counted from 1; None if no row or several rows have the subject of the correction.
+    """
+
+    month: date
+    number: str = ""
+    line: int | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +155,41 @@ def statement_document(statement: CostCentreStatement) -> StatementDocument:
         ),
         _shown(lines),
     )
+
+
+def corrected_lines(document: StatementDocument) -> list[CorrectedLine]:
+    """Return the line that each correction of a document corrects, in the order of the corrections.
+
+    Reads each corrected statement of the cost centre once.
+    """
+    months = {row.corrected_month for row in document.corrections if row.corrected_month is not None}
+    if not months:
+        return []
+    own = document.statement
+    statements = CostCentreStatement.objects.filter(
+        statement__month__in=months, cost_centre=own.cost_centre, currency=own.currency
+    )
+    found = {each.statement.month: each for each in statements.select_related("statement")}
+    places = {month: _places(each) for month, each in found.items()}
+    return [
+        CorrectedLine(
+            row.corrected_month,
+            found[row.corrected_month].number,
+            places[row.corrected_month].get(row.subject),
+        )
+        if row.corrected_month in found
+        else CorrectedLine(row.corrected_month)
+        for row in document.corrections
+        if row.corrected_month is not None
+    ]
+
+
+def _places(statement: CostCentreStatement) -> dict[tuple[object, ...], int | None]:
+    """Return the place of each row of a statement, counted from 1; None if several rows have one subject."""
+    places: dict[tuple[object, ...], int | None] = {}
+    for number, row in enumerate(statement_document(statement).rows, 1):
+        places[row.subject] = None if row.subject in places else number
+    return places
 
 
 def _shown(lines: QuerySet[StatementLine]) -> Decimal:
@@ -235,6 +293,10 @@ def _document_rows(group: Mapping[str, Any]) -> Iterable[DocumentRow]:
                 gpu_hours=part_hours,
                 price=price,
                 amount=amount,
+                bucket=group["line__bucket"],
+                project_id=group["line__project_id"],
+                user_id=group["user_id"],
+                workload_id=group.get("workload_id"),
             )
 
 

@@ -297,13 +297,13 @@ def _new_prices(month: _SearchedMonth) -> Iterator[FoundSpend]:
     start, end = month_bounds(month.statement.month)
     prices = list(Price.objects.filter(currency=month.currency).order_by("valid_from", "pk"))
     for new in prices:
-        if not start <= new.valid_from < end or new.valid_from.date() > month.last:
+        first = billing_calendar().day_of(new.valid_from)
+        if not start <= new.valid_from < end or first > month.last:
             continue
         same = [each for each in prices if (each.pool_id, each.model) == (new.pool_id, new.model)]
         before = [each for each in same if each.valid_from < new.valid_from]
         if not before or before[-1].price_per_gpu_hour == new.price_per_gpu_hour:
             continue
-        first = billing_calendar().day_of(new.valid_from)
         own_pools = {each.pool_id for each in prices if each.pool_id is not None and each.model == new.model}
         charged = _charged_of_model(month, new, first, own_pools)
         old = before[-1].price_per_gpu_hour

@@ -12,6 +12,7 @@ from benchmarks import money
 from benchmarks.harness.focus_validator import FocusValidatorResult
 from benchmarks.money_month import export_times
 from benchmarks.money_month.ledger_times import charge_month
+from telemetry.exports.registry import EXPORT_KINDS
 
 
 @pytest.mark.long
@@ -39,7 +40,7 @@ def test_a_small_month_is_charged_audited_closed_and_shown_without_a_difference(
 
 def test_exports_that_differ_are_not_identical(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _identical(monkeypatch, changing="") is True
-    for kind in export_times.COMPARED_KINDS:
+    for kind in EXPORT_KINDS:
         assert _identical(monkeypatch, changing=kind) is False, kind
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from cli.session import cli
 from portal.models import User
+from portal.reads.money.charge_filters import FILTERS
 from portal.services.work import launch
 from scheduler.models import Gpu
 from telemetry.exports import csv_files
@@ -54,6 +56,23 @@ def test_a_complete_file_is_stored_with_its_row_count_and_digest(
         "export", "--month", f"{charged_now.now:%Y-%m}", "--kind", "xlsx", "-o", str(tmp_path / "x.xlsx")
     )
     assert workbook.code == 0, workbook.err
+
+
+def test_the_command_has_each_filter_of_the_page(
+    gpupool: Gpupool, charged_now: World, tmp_path: Path
+) -> None:
+    options = {str(option.name).removesuffix("_") for option in cli.commands["export"].params}
+    assert options >= set(FILTERS)
+    path = tmp_path / "lines.csv"
+    for choice, rows in (
+        (["--bucket", "used", "--corrected-month", "none"], 1),
+        (["--type", "inference"], 0),
+    ):
+        answer = export(gpupool, charged_now, path, "--json", *choice)
+        assert answer.code == 0, answer.err
+        assert json.loads(answer.out)["rows"] == rows
+    wrong = export(gpupool, charged_now, path, "--day", "2026-13-01")
+    assert wrong.code == 1 and "day is '2026-13-01'; allowed: a day of the month" in wrong.err
 
 
 @pytest.mark.parametrize("damage", ["cut off", "changed"])

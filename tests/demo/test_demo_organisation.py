@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 
 from demo import organisation
-from portal.models import User
+from portal.models import Organisation, User
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import Priority
 from scheduler.models import Host, Quota
@@ -57,6 +57,11 @@ def test_creating_the_organisation_again_only_issues_new_join_tokens() -> None:
     assert len(second["sign_ins"]) == 0
     assert [agent["name"] for agent in first["agents"]] == [agent["name"] for agent in second["agents"]]
     assert first["agents"][0]["join_token"] != second["agents"][0]["join_token"]
+
+
+def test_two_people_close_a_month_of_the_demo() -> None:
+    organisation.create_organisation(NOW)
+    assert Organisation.objects.get().two_step_close
 
 
 @pytest.mark.parametrize("with_history", [True, False])

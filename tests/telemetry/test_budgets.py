@@ -20,6 +20,7 @@ from telemetry.budgets.spending import SpendScope
 from telemetry.models import Budget, BudgetAlert, BudgetForecast, Charge, CostCentreShare
 from telemetry.money.charges import charge_all_gpus
 from telemetry.reads.budget_status import find_budget_status
+from tests.documents import table_rows
 from tests.seeds import first_cases
 from tests.telemetry.rows import at, hold, rates, reservation, workload
 from tests.world import H100, World, units_of, world_fixture
@@ -48,6 +49,22 @@ def test_each_threshold_raises_one_notice(spent_24: World) -> None:
     budget.refresh_from_db()
     assert budget.notified_percent == 80
     assert not BudgetGate.objects.exists()
+
+
+def test_the_documented_budgets_have_these_notices_and_gates(spent_24: World) -> None:
+    rows = table_rows("budgets")
+    assert [amount for amount, *_ in rows] == ["60.00", "48.00", "30.00", "24.00"]
+    for amount, notices, gate in rows:
+        with transaction.atomic():
+            budget = Budget.objects.create(
+                team=spent_24.language.team, month=MARCH, amount=amount, action="refuse_new"
+            )
+            check_budgets(at(20, 6))
+            percents = budget.alerts.order_by("percent").values_list("percent", flat=True)
+            found = ", ".join(f"{percent} %" for percent in percents) or "none"
+            closed = "closed" if BudgetGate.objects.exists() else "open"
+            assert (found, closed) == (notices, gate), amount
+            transaction.set_rollback(True)
 
 
 def test_a_used_up_budget_closes_the_gate_and_raising_it_opens_the_gate(spent_24: World) -> None:

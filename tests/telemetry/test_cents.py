@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
+import io
 import itertools
 import random
 from collections.abc import Iterator
@@ -16,23 +18,38 @@ from portal import policy
 from portal.models import User
 from portal.reads.money import chargeback as portal_reads
 from portal.reads.money import cost_totals
+from portal.reads.money.exports import export_download
 from scheduler.models import Team
+from telemetry.audit.cents_sql import WITH_THREE_DECIMALS, WITHOUT_DECIMALS
+from telemetry.audit.ledger_audit import audit_month
+from telemetry.audit.sum_audit import audit_cents
 from telemetry.budgets.spending import SpendScope, period_spend
 from telemetry.core.amounts import round_amount
-from telemetry.core.currencies import smallest_unit
+from telemetry.core.currencies import DECIMALS_BY_CURRENCY, smallest_unit
+from telemetry.ledger.cents import cent_differences
 from telemetry.ledger.sums import sum_differences
-from telemetry.models import Charge, ChargeCell, Statement, StatementLine
+from telemetry.models import (
+    Charge,
+    ChargeCell,
+    Statement,
+    StatementDay,
+    StatementLine,
+    StatementLineDay,
+    StatementLinePerson,
+)
 from telemetry.money import statement_export, statement_lines, statements
 from telemetry.money.billing_months import next_month
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.close_checks import close_checks
 from telemetry.reads.chargeback import CHARGE_DIMENSIONS, DRILL_DOWN, ChargeTable, charges_by
 from telemetry.reads.corrections import correction_blocks
+from tests.documents import table_rows
 from tests.portal.rejections import rejected
 from tests.seeds import seeds
 from tests.telemetry.rows import (
     at,
     begin_charges_at,
+    change_in_place,
     cost_centre,
     end_hold,
     hold,
@@ -96,6 +113,104 @@ def assert_tables_agree(world: World, month: dt.date) -> None:
         assert month_spend(month, "money", scope) == charged
         assert cost_totals.team_spending([each.team], month).get(each.team.pk, Decimal(0)) == charged
     assert sum_differences(month) == []
+    for viewer in (*viewers_of(world), world.auditor):
+        assert_files_agree(month, viewer)
+
+
+def assert_files_agree(month: dt.date, viewer: User) -> None:
+    """Assert that the files of a viewer sum to the charges on the viewer's pages, by currency.
+
+    FOCUS has charge lines with six decimals. Only people who see all charges get the rounding of invoices.
+    """
+    table, cells = charges_by("team", month, policy.visible_cells(viewer)), policy.visible_cells(viewer)
+    shown = {table.currency: table.charged} | table.charged_in_other_currencies
+    assert sums_of_file(month, viewer, "statement", "amount", "currency") == nonzero(shown)
+    exact: dict[str, Decimal] = {}
+    for line in policy.visible_charges(viewer).filter(month=month).select_related("price"):
+        currency = line.price.currency if line.price else table.currency
+        exact[currency] = exact.get(currency, Decimal(0)) + line.charged
+    assert sums_of_file(month, viewer, "lines", "charged", "currency") == nonzero(exact)
+    billed = sums_of_file(month, viewer, "focus-cost-and-usage", "BilledCost", "BillingCurrency")
+    for currency in shown.keys() | billed.keys():
+        difference = abs(billed.get(currency, Decimal(0)) - shown.get(currency, Decimal(0)))
+        lines = StatementLine.objects.filter(statement__month=month).count()
+        assert difference <= lines * smallest_unit(currency), (viewer, currency, cells)
+
+
+def sums_of_file(month: dt.date, viewer: User, kind: str, column: str, currency: str) -> dict[str, Decimal]:
+    """Return the sums of a column of a CSV file by currency, without those that are zero."""
+    text = b"".join(export_download(viewer, month, {}, {"kind": kind}).parts).decode()
+    sums: dict[str, Decimal] = {}
+    for row in csv.DictReader(io.StringIO(text)):
+        if row[column]:  # the last line has no amount
+            sums[row[currency]] = sums.get(row[currency], Decimal(0)) + Decimal(row[column])
+    return nonzero(sums)
+
+
+def nonzero(sums: dict[str, Decimal]) -> dict[str, Decimal]:
+    return {currency: amount for currency, amount in sums.items() if amount}
+
+
+def move_cent(line: StatementLine, cell: ChargeCell, cent: Decimal) -> None:
+    """Change the cents of a line, of one of its cells, and of all sums of this cell."""
+    sums: tuple[Any, ...] = (
+        line,
+        cell,
+        StatementLineDay.objects.get(line=line, day=cell.day),
+        StatementLinePerson.objects.get(line=line, user=cell.user_id),
+        StatementDay.objects.get(statement=line.statement, day=cell.day, currency=line.currency),
+    )
+    for row in sums:
+        change_in_place(row, charged_cents=row.charged_cents + cent)
+
+
+def test_the_audit_finds_a_cent_that_was_moved_between_two_lines_with_all_their_sums(
+    charged_march: World,
+) -> None:
+    statement = Statement.objects.get(month=MARCH)
+    assert list(audit_cents(MARCH)) == []
+    lines = StatementLine.objects.filter(statement=statement, bucket="used", charged_cents__gt=1)
+    first, second = lines.order_by("pk")[:2]
+    for line, cent in ((first, Decimal("-0.01")), (second, Decimal("0.01"))):
+        cell = line.cells.filter(charged_cents__gt=1).earliest("pk")
+        move_cent(line, cell, cent)
+    assert cent_differences(statement.pk) == [] and sum_differences(MARCH) == []
+    found = {each.subject: each for each in audit_cents(MARCH)}
+    assert {f"statement line {first.pk}", f"statement line {second.pk}"} <= set(found)
+    moved = found[f"statement line {first.pk}"]
+    assert Decimal(moved.expected) - Decimal(moved.found) == Decimal("0.01")
+    assert moved.field == "charged in cents" and f"expected: {moved.expected}" in str(moved)
+    assert "cents" in {each.as_json()["check"] for each in audit_month(MARCH, AFTER)}
+
+
+def test_the_audit_finds_a_cent_that_was_moved_between_two_cells_of_a_line(charged_march: World) -> None:
+    for line in StatementLine.objects.filter(bucket="used").order_by("pk"):
+        cells = list(line.cells.filter(charged_cents__gt=1).order_by("pk")[:2])
+        if len(cells) == 2:
+            break
+    for cell, cent in zip(cells, (Decimal("-0.01"), Decimal("0.01")), strict=True):
+        change_in_place(cell, charged_cents=cell.charged_cents + cent)
+    assert {each.subject for each in audit_cents(MARCH)} == {
+        f"cell {cell.pk} of statement line {line.pk}" for cell in cells
+    }
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("cost_centre", "CC-x"), ("model", "x"), ("bucket", "maintenance"), ("charged_cents", Decimal("0.01"))],
+)
+def test_the_audit_finds_a_changed_statement_line(charged_march: World, column: str, value: Any) -> None:
+    line = StatementLine.objects.filter(bucket="used", charged_cents__gt=1).earliest("pk")
+    change_in_place(line, **{column: value})
+    found = [str(each) for each in audit_cents(MARCH)]
+    subject = f"statement line {line.pk}" if column == "charged_cents" else "no statement line"
+    assert [text for text in found if text.startswith(f"{subject}: ")], found
+
+
+def test_the_audit_has_the_decimals_of_each_currency_of_its_own() -> None:
+    for decimals, codes in ((0, WITHOUT_DECIMALS), (3, WITH_THREE_DECIMALS)):
+        assert {code for code, own in DECIMALS_BY_CURRENCY.items() if own == decimals} == set(codes.split())
+    assert set(DECIMALS_BY_CURRENCY.values()) == {0, 2, 3}
 
 
 def month_spend(month: dt.date, measure: str, scope: SpendScope) -> Decimal:
@@ -289,13 +404,24 @@ def test_after_a_rename_a_team_that_used_one_hour_shows_one_hour(corrected_march
     assert_tables_agree(corrected_march, APRIL)
 
 
+def test_the_documented_corrections_are_those_of_the_ledger(corrected_march: World) -> None:
+    rows = []
+    for month in (MARCH, APRIL):
+        table = charges_by("team", month, project=corrected_march.vision.project.pk)
+        for group in (*table.groups, *table.corrections):
+            corrects = f"{group.corrected_month:%B %Y}" if group.corrected_month else ""
+            hours = f"{group.gpu_hours:.0f}"
+            rows.append([f"{month:%B %Y}", group.name, corrects, hours, str(group.charged)])
+    assert table_rows("corrections") == rows
+
+
 def test_a_correction_names_its_cost_centre_its_month_and_its_reason(corrected_march: World) -> None:
     blocks = {block.cost_centre: block for block in correction_blocks(APRIL) if block.charged}
     assert set(blocks) == {"CC-100"}
     block = blocks["CC-100"]
     assert (block.corrected_month, block.charged, block.gpu_hours) == (MARCH, Decimal("-14.40"), -6.0)
     rows = portal_reads.correction_rows(corrected_march.finance, APRIL, {})
-    assert ["host alpha was silent 27 Mar 22:00 to 28 Mar 04:00"] in [row.causes for row in rows]
+    assert ["host alpha was silent 27 Mar 22:00 to 28 Mar 04:00 UTC"] in [row.causes for row in rows]
     others = portal_reads.correction_rows(corrected_march.language.lead, APRIL, {})
     assert [row.block.charged for row in others if row.block.charged] == []
 

@@ -6,6 +6,7 @@ import datetime as dt
 from decimal import Decimal
 
 import pytest
+from django.db import transaction
 from django.db.models import Sum
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,13 +18,17 @@ from telemetry.ledger.sums import sum_differences
 from telemetry.models import Charge, CostCentreShare, SettledShare
 from telemetry.money import transfers
 from telemetry.money.charges import charge_all_gpus
+from telemetry.money.shared_idle import assign_due_cents
 from telemetry.money.transfers import moved_amounts
+from telemetry.reads.chargeback import charges_by
+from tests.documents import table_rows
 from tests.seeds import first_cases
 from tests.telemetry.rows import at, end_hold, hold, insert_copy, split, workload
 from tests.telemetry.test_charges import assert_conserved
 from tests.world import World, units_of
 
 MARCH = dt.date(2026, 3, 1)
+COST_CENTRES = ("CC-100", "CC-200")
 
 
 @st.composite
@@ -264,3 +269,19 @@ def test_the_audit_finds_a_missing_share(held: World) -> None:
     insert_copy(line, **values, cost=-line.cost, charged=-line.charged)
     found = list(audit_ledger(MARCH, at(12, day=3)))
     assert ("share", "50 %", "100 %") in {(each.field, each.found, each.expected) for each in found}
+
+
+def test_the_documented_transfer_moves_these_amounts(rates: World) -> None:
+    unit = units_of(rates.hosts["alpha"])[0]
+    hold(workload(rates, rates.vision), unit, at(12, day=2), at(12, day=3), end_code="finished")
+    rows = []
+    for step, now in (("before", at(1, day=4)), ("after", at(2, day=4))):
+        if step == "after":
+            split(rates.vision, at(0, day=3), now, CC_200="100")
+        charge_all_gpus(now)
+        with transaction.atomic():
+            assign_due_cents()
+        table = charges_by("cost_centre", MARCH, project=rates.vision.project.pk)
+        amounts = {group.key: group.charged for group in table.groups}
+        rows.append([step, *(f"{amounts.get(code, Decimal(0)):.2f}" for code in COST_CENTRES)])
+    assert table_rows("transfer") == rows

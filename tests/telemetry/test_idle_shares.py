@@ -16,13 +16,15 @@ from portal.services.approvals import decisions, submissions
 from scheduler import services
 from scheduler.models import GuaranteeChange, Pool, Quota, Team
 from scheduler.services import removal
+from telemetry.audit.sum_audit import audit_idle_shares
 from telemetry.core.guarantees import GuaranteeStep, guaranteed_slot_seconds
+from telemetry.models import StatementLine
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.idle_shares import load_idle_weights
 from telemetry.money.shared_idle import idle_cost_by_team
 from telemetry.money.statement_lines import statement_lines
 from telemetry.money.statements import set_idle_payer
-from tests.telemetry.rows import at, hold, workload
+from tests.telemetry.rows import at, change_in_place, hold, workload
 from tests.world import A100, H100, World, units_of
 
 START, END = at(0, day=1), dt.datetime(2026, 4, 1, tzinfo=dt.UTC)
@@ -177,6 +179,33 @@ def test_the_idle_cost_of_the_statement_follows_the_guarantees_of_its_month(rate
     share = (15 * 24 + 9) / (31 * 24)
     whole = 8 * share + 4 + 2 * share
     assert float(h100["Vision"]) == pytest.approx(2.4 * 16 * 12 * 8 * share / whole, abs=0.01)
+
+
+@pytest.mark.parametrize("payer", ["operator", "guarantee", "use"])
+def test_the_audit_divides_idle_time_itself_and_finds_a_changed_share(rates: World, payer: str) -> None:
+    unit = units_of(rates.hosts["alpha"])[0]
+    hold(workload(rates, rates.vision), unit, at(9, 10), at(10, 40), end_code="finished")
+    hold(workload(rates, rates.language), unit, at(11), at(11, 0, 7), end_code="finished")
+    charge_all_gpus(at(12, 5))
+    set_guarantee(rates, rates.robotics.team, 0, at(9, 0, 13, day=16))
+    assert set_idle_payer(MARCH, payer)
+    assert list(audit_idle_shares(MARCH)) == []
+    shares = StatementLine.objects.filter(idle_share=True).order_by("pk")
+    assert shares.exists() == (payer != "operator")
+    if payer == "operator":
+        change_in_place(StatementLine.objects.filter(bucket="unallocated").earliest("pk"), shared_out=True)
+        assert {each.field for each in audit_idle_shares(MARCH)} == {"shared out"}
+        return
+    line = shares[0]
+    cell = line.cells.earliest("pk")
+    change_in_place(cell, cost=cell.cost + Decimal("0.000001"))
+    [found] = audit_idle_shares(MARCH)
+    assert (found.check, found.field) == ("idle share", "cost")
+    assert f"team {line.team_id}" in found.subject
+    assert Decimal(found.found) - Decimal(found.expected) == Decimal("0.000001")
+    change_in_place(cell, cost=cell.cost - Decimal("0.000001"))
+    change_in_place(line, cost_centre="CC-x")
+    assert any("CC-x" in each.subject for each in audit_idle_shares(MARCH))
 
 
 @pytest.mark.parametrize("payer", ["operator", "guarantee", "use"])

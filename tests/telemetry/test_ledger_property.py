@@ -19,7 +19,7 @@ from django.db.models import Count, Sum
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from telemetry.audit.ledger_audit import audit_ledger
+from telemetry.audit.ledger_audit import audit_month
 from telemetry.core.amounts import MICRO
 from telemetry.ledger.sums import sum_differences
 from telemetry.models import Charge, StatementLine
@@ -106,7 +106,7 @@ def assert_any_history_is_right(
     assert_equal_sums(charged_by("cost_centre", "day", "bucket"), right_shares, split=True)
     assert Charge.objects.aggregate(cost=Sum("cost")) == cost
     for month in (MARCH, APRIL):
-        assert [str(each) for each in audit_ledger(month, NOW)] == []
+        assert [str(each) for each in audit_month(month, NOW)] == []
         assert sum_differences(month) == []
         assert all(pool.holds for pool in reconcile_costs(month))
         assert_views_agree(world, month)

@@ -110,7 +110,7 @@ def test_the_advice_has_the_hours_and_the_cost_of_the_runs_that_it_advises(repor
         advice.evidence.startswith("2 runs of fit in ") and "asked for 4 GPUs and used 1" in advice.evidence
     )
     assert advice.saved is not None and advice.saved > 0
-    reports = [run_report(row.workload, at(0, day=5)) for row in RunReport.objects.all()]
+    reports = [run_report(row.workload, row.workload.owner, at(0, day=5)) for row in RunReport.objects.all()]
     assert advice.saved == sum(saving_of(report) for report in reports if report is not None)
     assert advice.saved_per_month == pytest.approx(advice.saved * 730 / 96, abs=Decimal("0.01"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 from pathlib import Path
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -160,6 +161,16 @@ def test_the_range_comes_from_the_errors_at_the_same_day_of_earlier_months() -> 
     assert forecast.past_periods == 10
     assert forecast.low < 31 * 80 and forecast.high > 31 * 95
     assert forecast.past_inside >= 8
+    errors = []
+    for past in months_before(7)[: forecast.past_periods]:
+        known = {day: amount for day, amount in spend.items() if day < past.known_until}
+        real = sum(amount for day, amount in spend.items() if past.start <= day < past.end)
+        errors.append(abs(forecast_spend(known, past).expected - real) / real)
+    assert forecast.past_error == pytest.approx(median(errors)) and 0.1 < median(errors) < 0.5
+
+
+def test_a_forecast_without_past_periods_has_no_past_error() -> None:
+    assert forecast_spend({MARCH: 100.0}, after(4)).past_error is None
 
 
 def test_a_time_outside_the_period_is_refused() -> None:

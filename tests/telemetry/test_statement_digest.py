@@ -6,6 +6,7 @@ import base64
 import datetime as dt
 import hashlib
 import json
+import re
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from django.core.management import CommandError, call_command
 from telemetry.models import Charge, CostCentreShare, Price, Statement, StatementLine
 from telemetry.money import statements
 from telemetry.money.charges import charge_all_gpus
-from telemetry.money.signing.statement_digest import digest_lines
+from telemetry.money.signing.statement_digest import ROWS_SQL, digest_lines
 from telemetry.money.signing.statement_key import make_key
 from telemetry.money.signing.statement_verification import verify_statement
 from telemetry.money.statement_export import statement_csv
+from tests.documents import table_rows
 from tests.portal.rejections import rejected
 from tests.telemetry.rows import change_in_place
 from tests.telemetry.test_statements import AFTER, APRIL, MARCH, busy_march
@@ -76,6 +78,12 @@ def test_the_text_of_the_digest_has_one_json_array_in_each_line(busy_march: Worl
         kinds, key=["statement", "price", "cost centre", "line", "document", "charge"].index
     )
     assert kinds.count("charge") == Charge.objects.filter(month=MARCH).count()
+
+
+def test_the_documentation_names_the_rows_of_the_text_in_their_order() -> None:
+    names = [row[0].strip("`") for row in table_rows("digest")]
+    written = [re.findall(r"json_build_array\('([^']+)'", sql) for sql in ROWS_SQL]
+    assert [[name] for name in names] == [["statement"], *written]
 
 
 def test_the_digest_of_a_month_covers_that_of_the_month_before(busy_march: World) -> None:

@@ -17,6 +17,7 @@ from telemetry.core.spending.unusual_spend import (
     price_effect,
     usual_charge,
 )
+from tests.documents import table_rows
 
 MONDAY = date(2026, 3, 2)
 PROJECT = SpendSubject(1)
@@ -104,6 +105,21 @@ def test_the_effect_of_a_price_is_the_charge_less_the_same_time_at_the_old_price
     assert price_effect(Decimal("240.00"), Decimal("2.35"), Decimal("2.40"), "EUR") == Decimal("5.00")
     assert price_effect(Decimal("235.00"), Decimal("2.40"), Decimal("2.35"), "EUR") == Decimal("-5.00")
     assert price_effect(Decimal(0), Decimal(1), Decimal(0), "EUR") == 0
+
+
+def test_the_documented_reserved_time_is_reported_by_the_rule() -> None:
+    rows = table_rows("not-taken")
+    assert len(rows) == 3
+    for reserved, unused, charged, reported in rows:
+        found = is_not_taken(float(reserved), float(unused), Decimal(charged), "EUR")
+        assert found == (reported == "yes"), (reserved, unused, charged)
+
+
+def test_the_documented_effects_of_a_price_are_those_of_the_rule() -> None:
+    rows = table_rows("new-price")
+    assert len(rows) == 2
+    for old, new, charged, effect in rows:
+        assert price_effect(Decimal(charged), Decimal(old), Decimal(new), "EUR") == Decimal(effect)
 
 
 def test_the_example_of_the_documentation_is_what_the_rules_find(root: Path) -> None:

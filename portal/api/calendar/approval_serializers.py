@@ -79,7 +79,13 @@ class QuotaQuery(PageQuery):
 
 
 class BudgetRequestWish(StrictSerializer):
-    team = slug_field()
+    team = slug_field(help_text="the team whose lead asks")
+    project = serializers.CharField(
+        max_length=170, required=False, help_text="as team/project: the budget of this project of the team"
+    )
+    cost_centre = serializers.CharField(
+        max_length=40, required=False, help_text="the budget of this cost centre, which pays for the team"
+    )
     period = serializers.ChoiceField(choices=list(BUDGET_PERIODS), required=False, help_text="default: month")
     month = serializers.DateField(help_text="first day of the period")
     measure = serializers.ChoiceField(

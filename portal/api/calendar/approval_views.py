@@ -131,9 +131,11 @@ class BudgetRequestView(ApiView):
         responses={202: shapes.SubmissionShape},
     )
     def post(self, request: Request) -> Response:
-        """Request a new budget for a team. Finance decides."""
+        """Request a new budget for a team, for one of its projects or for a cost centre. Finance decides."""
         given: dict[str, Any] = self.validated_body(approval_serializers.BudgetRequestWish)
         given["team"] = lookups.visible_team(self.actor, given["team"])
+        if given.get("project"):
+            given["project"] = lookups.visible_project(self.actor, given["project"])
         return self.object_response(
             budget_requests.request_budget(**self.service_context, **given), shapes.SubmissionShape, 202
         )

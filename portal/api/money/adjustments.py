@@ -14,6 +14,7 @@ from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.api.base.views import ApiView
 from portal.reads.money.adjustments import visible_adjustments
+from portal.reads.money.charge_filters import checked_cost_centre
 from portal.reads.money.charged_months import requested_month
 from portal.services.money.adjusting import decisions
 from portal.services.money.adjusting.drafts import AdjustmentRequest
@@ -135,9 +136,10 @@ class AdjustmentListView(ApiView):
         rows = visible_adjustments(self.actor)
         if "month" in query:
             rows = rows.filter(statement__month=requested_month(query["month"], self.now))
-        for name in ("state", "cost_centre"):
-            if name in query:
-                rows = rows.filter(**{name: query[name]})
+        if "state" in query:
+            rows = rows.filter(state=query["state"])
+        if "cost_centre" in query:
+            rows = rows.filter(cost_centre=checked_cost_centre(self.actor, query["cost_centre"]))
         return self.list_response(rows, AdjustmentShape, query)
 
     @extend_schema(

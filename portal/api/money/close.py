@@ -16,8 +16,7 @@ from portal.api.base.fields import CurrencyAmount, ResponseSerializer
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
 from portal.api.money.serializers import CloseStatementWish
-from portal.api.money.views import month_or_404
-from portal.reads.money.charged_months import requested_month
+from portal.reads.money.charged_months import named_month, requested_month
 from portal.reads.money.close_evidence import rehearse_close
 from portal.services.money import months
 from telemetry.money.closing.proposals import PROPOSAL_LIFETIME
@@ -134,5 +133,5 @@ class ProposeCloseView(ApiView):
     def post(self, request: Request, month: str) -> Response:
         """Check a past month and propose to close it. Another person closes it within three days."""
         given = self.validated_body(CloseStatementWish)
-        proposal = months.propose_close(**self.service_context, month=month_or_404(month), **given)
+        proposal = months.propose_close(**self.service_context, month=named_month(month), **given)
         return self.object_response(proposal, CloseProposalShape, 201)

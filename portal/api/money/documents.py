@@ -16,6 +16,7 @@ from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery, Why
 from portal.api.base.views import ApiView
 from portal.reads.money import documents as reads
+from portal.reads.money.charge_filters import checked_cost_centre
 from portal.reads.money.charged_months import requested_month
 from portal.services.money import billing_settings
 from telemetry.models import BillingZone
@@ -127,7 +128,7 @@ class CostCentreStatementListView(ApiView):
         month = requested_month(query["month"], self.now) if "month" in query else None
         rows = reads.visible_documents(self.actor, month)
         if "cost_centre" in query:
-            rows = rows.filter(cost_centre=query["cost_centre"])
+            rows = rows.filter(cost_centre=checked_cost_centre(self.actor, query["cost_centre"]))
         return self.list_response(rows, CostCentreStatementShape, query)
 
 

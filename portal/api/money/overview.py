@@ -93,6 +93,10 @@ class SpendRangeShape(ResponseSerializer):
     past_inside = serializers.IntegerField(
         help_text="number of these months that ended inside the forecast range"
     )
+    past_error = serializers.FloatField(
+        allow_null=True,
+        help_text="median error of these forecasts, as a part of the real amount; null: unknown",
+    )
 
 
 class BudgetSumShape(ResponseSerializer):

@@ -15,8 +15,8 @@ from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery
 from portal.api.base.views import ApiView
 from portal.api.money import serializers as shapes
-from portal.api.money.views import month_or_404
 from portal.reads.money import chargeback as reads
+from portal.reads.money.charged_months import named_month
 from portal.services.money import months, refund_limits
 from telemetry.models import RefundLimit
 
@@ -59,7 +59,7 @@ class IdlePayerView(ApiView):
         Before the month is closed, also return the amounts that teams would pay with each choice.
         """
         policy.require(self.actor, "charges.see_all")
-        return self.object_response(_idle_payer_of(month_or_404(month)), shapes.IdlePayerShape)
+        return self.object_response(_idle_payer_of(named_month(month)), shapes.IdlePayerShape)
 
     @extend_schema(
         operation_id="idle_payer_set", request=shapes.IdlePayerWish, responses=shapes.IdlePayerShape
@@ -67,7 +67,7 @@ class IdlePayerView(ApiView):
     def put(self, request: Request, month: str) -> Response:
         """Choose who pays for the idle time of a month that is not closed."""
         given = self.validated_body(shapes.IdlePayerWish)
-        first_day = month_or_404(month)
+        first_day = named_month(month)
         months.set_idle_payer(**self.service_context, month=first_day, **given)
         return self.object_response(_idle_payer_of(first_day), shapes.IdlePayerShape)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
+from datetime import timedelta
 
 from django.db.models import QuerySet
 from django.http import Http404
@@ -22,7 +22,7 @@ from portal.input_checks import InputChecks
 from portal.reads.money.charge_filters import FILTERS, named_filters
 from portal.reads.money.charge_line import charge_line
 from portal.reads.money.charge_scope import charge_scope
-from portal.reads.money.charged_months import requested_month
+from portal.reads.money.charged_months import named_month, requested_month
 from portal.services.money import budgets, months, rate_card
 from portal.wording.chargeback.charge_scope_texts import usage_scope_sentence
 from portal.wording.pages import api_answers
@@ -32,16 +32,6 @@ from telemetry.reads.usage_by_group import usage_by
 from telemetry.reads.usage_filters import UsageFilters
 
 MAX_USAGE_PERIOD = timedelta(days=400)
-
-
-def month_or_404(text: str) -> date:
-    """Return the first day of a month such as ``2026-03``. Raises Http404 for any other text."""
-    year, _, number = text.partition("-")
-    if len(text) != 7 or not (year.isascii() and year.isdigit() and number.isascii() and number.isdigit()):
-        raise Http404
-    if not 2000 <= int(year) <= 2200 or not 1 <= int(number) <= 12:
-        raise Http404
-    return date(int(year), int(number), 1)
 
 
 class UsageView(ApiView):
@@ -138,7 +128,7 @@ class StatementDetailView(ApiView):
     def get(self, request: Request, month: str) -> Response:
         """Return the statement of one month."""
         return self.object_response(
-            get_visible_or_404(_visible_statements(self), month=month_or_404(month)), shapes.StatementShape
+            get_visible_or_404(_visible_statements(self), month=named_month(month)), shapes.StatementShape
         )
 
 
@@ -150,7 +140,7 @@ class CloseStatementView(ApiView):
         """Check a past month and close it. Its charges never change afterwards."""
         given = self.validated_body(shapes.CloseStatementWish)
         return self.object_response(
-            months.close_month(**self.service_context, month=month_or_404(month), **given),
+            months.close_month(**self.service_context, month=named_month(month), **given),
             shapes.StatementShape,
         )
 

@@ -145,7 +145,10 @@ class WorkloadReportShape(ResponseSerializer):
     memory_peak_mib = serializers.IntegerField(
         allow_null=True, help_text="highest peak of a host, including the file cache; null: not measured"
     )
-    cost = serializers.SerializerMethodField(help_text="by currency; null: unknown")
+    cost = serializers.SerializerMethodField(help_text="by currency; null: unknown or hidden")
+    cost_hidden = serializers.BooleanField(
+        help_text="true: you may not see its charges, because it is the work of others"
+    )
     charged_gpu_hours = serializers.FloatField()
     uncharged_gpu_hours = serializers.FloatField(help_text="GPU-hours of lost work, which are not charged")
     advice = ReportAdviceShape(many=True, source="report.advice")

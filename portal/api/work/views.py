@@ -272,7 +272,7 @@ class WorkloadReportView(ApiView):
     def get(self, request: Request, id: UUID) -> Response:
         """Return what a workload used on each GPU, its waits, its cost, and what to ask for next time."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
-        details = run_report(workload, self.now)
+        details = run_report(workload, self.actor, self.now)
         if details is None:
             raise Invalid({"id": api_answers.NO_REPORT.format(name=workload.name)}, {"id": str(id)})
         return self.object_response(details, report_serializers.WorkloadReportShape)

@@ -19,19 +19,19 @@ from portal.reads.money.charged_months import parse_month
 from portal.wording.pages.money import money_pages
 from scheduler.models import Pool, Project, Team, Workload, WorkloadType
 from telemetry.core.charge_model import ADJUSTMENT_BUCKETS
-from telemetry.models import Charge, ChargeBucketChoices, CostCentreShare
+from telemetry.models import Charge, ChargeBucketChoices, CostCentre, CostCentreShare
 from telemetry.money.billing_months import next_month
 from telemetry.reads.chargeback import (
     ANY_MONTH,
     CHARGE_DIMENSIONS,
     DRILL_DOWN,
+    NO_MONTH,
     SPAN_FILTERS,
     charge_condition,
 )
 
 # Filters in the order in which they are applied. The drill-down comes last, in the order of its levels.
 FILTERS = (*SPAN_FILTERS, *(name for name in CHARGE_DIMENSIONS if name not in DRILL_DOWN), *DRILL_DOWN)
-NO_MONTH = "none"  # value of ``corrected_month`` that selects the use of the statement's own month
 MAX_KEY_LENGTH = 80
 MAX_ID_DIGITS = 18
 
@@ -96,6 +96,11 @@ def checked_filters(viewer: User, month: date, given: Mapping[str, str]) -> dict
             )
     checks.done()
     return where
+
+
+def checked_cost_centre(viewer: User, code: str) -> str:
+    """Return the code of a cost centre whose charges the viewer may see. Raises Invalid for another code."""
+    return str(named_filters(viewer, policy.visible_charges(viewer), {"cost_centre": code})["cost_centre"])
 
 
 def named_filters(
@@ -239,10 +244,23 @@ def _is_visible(viewer: User, name: str, key: int | str) -> bool:
     if name == "type":
         return key in WorkloadType.values
     if name == "cost_centre":
-        if policy.visible_adjustments(viewer).filter(cost_centre=key).exists():
-            return True
-        return CostCentreShare.objects.filter(code=key, project__in=_projects(viewer)).exists()
+        return _is_visible_code(viewer, str(key))
     return policy.visible_gpus(viewer).filter(model=key).exists()
+
+
+def _is_visible_code(viewer: User, code: str) -> bool:
+    """Return True if the viewer sees a project, a statement or an adjustment of the cost centre.
+
+    People who see all charges also know the codes of the directory and of dedicated pools.
+    """
+    sources: list[QuerySet[Any]] = [
+        policy.visible_adjustments(viewer).filter(cost_centre=code),
+        policy.visible_documents(viewer).filter(cost_centre=code),
+        CostCentreShare.objects.filter(code=code, project__in=_projects(viewer)),
+    ]
+    if policy.sees_all_charges(viewer):
+        sources += [CostCentre.objects.filter(code=code), CostCentreShare.objects.filter(code=code)]
+    return any(rows.exists() for rows in sources)
 
 
 def _is_charged(lines: QuerySet[Charge], name: str, key: int | str) -> bool:

@@ -7,10 +7,12 @@ from datetime import date, datetime
 from django.db.models import Min
 
 from portal.errors import Invalid
-from portal.input_checks import display_value
+from portal.input_checks import MAX_YEAR, display_value
 from portal.wording.pages.money import money_pages
 from telemetry.models import Charge
 from telemetry.money.billing_months import month_of
+
+FIRST_YEAR = 2000
 
 
 def first_charged_month(now: datetime) -> date:
@@ -31,6 +33,19 @@ def requested_month(text: str, now: datetime, first: date | None = None) -> date
         words = money_pages.MONTH_NOT_CHARGED if month else money_pages.NOT_A_MONTH
         given = display_value(text)
         raise Invalid({"month": words.format(given=given, first=first, last=last)}, {"month": text[:20]})
+    return month
+
+
+def named_month(text: str) -> date:
+    """Return the first day of a month such as ``2026-03``, with or without charges.
+
+    Raises Invalid for any other text.
+    """
+    month = parse_month(text)
+    if month is None or not FIRST_YEAR <= month.year <= MAX_YEAR:
+        raise Invalid(
+            {"month": money_pages.MONTH_INPUT_INVALID.format(given=text[:20])}, {"month": text[:20]}
+        )
     return month
 
 

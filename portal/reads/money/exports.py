@@ -14,7 +14,13 @@ from portal.input_checks import InputChecks, display_value
 from portal.models import Organisation, User
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.documents import correction_reasons, visible_documents
-from portal.wording.money_texts import adjustment_people, document_facts, signatures, work_text
+from portal.wording.money_texts import (
+    adjustment_people,
+    corrected_line_text,
+    document_facts,
+    signatures,
+    work_text,
+)
 from portal.wording.pages.money import export_texts
 from portal.wording.pages.money.correction_texts import cause_sentence
 from portal.wording.pages.money.statement_texts import PART_LABELS, group_title
@@ -36,8 +42,9 @@ from telemetry.reads.statement_document import StatementDocument
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t"}
 DECIMAL_SIGNS = {"point": ".", "comma": ","}
 CHECKSUMS = ("sha256",)
+DIALECT_OPTIONS = ("separator", "decimal")
 # All other parameters of a request are filters.
-EXPORT_OPTIONS = ("kind", "currency", "separator", "decimal", "checksum")
+EXPORT_OPTIONS = ("kind", "currency", *DIALECT_OPTIONS, "checksum")
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ def export_download(
     Raises Invalid for an unknown kind or option, and for filters that this kind of export does not allow.
     Raises NotAllowed if the export contains charges that the viewer may not see.
     """
-    kind, dialect = _checked_kind(given, where), _checked_dialect(given)
+    kind, dialect = _checked_kind(given, where), checked_dialect(given)
     with_checksum = _wants_checksum(given)
     scope = charge_scope(viewer)
     if scope.kind == "none" or (kind.whole_only and not _is_visible_document(viewer, month, kind, where)):
@@ -71,7 +78,7 @@ def export_download(
         lines=policy.visible_charges(viewer),
         cells=policy.visible_cells(viewer),
         where=where,
-        with_cost=policy.sees_owner_cost(viewer),
+        with_cost=policy.sees_all_charges(viewer),
     )
     organisation = Organisation.objects.first()
     issuer = organisation.name if organisation else ""
@@ -151,6 +158,7 @@ def document_texts() -> DocumentTexts:
         group_title=group_title,
         work=work_text,
         adjustment_people=adjustment_people,
+        corrects=corrected_line_text,
         part_labels=PART_LABELS,
         sum_check=export_texts.SUM_CHECK,
     )
@@ -178,7 +186,8 @@ def _checked_kind(given: Mapping[str, str], where: Mapping[str, Any]) -> ExportK
     return kind
 
 
-def _checked_dialect(given: Mapping[str, str]) -> CsvDialect:
+def checked_dialect(given: Mapping[str, str]) -> CsvDialect:
+    """Return the separator and the decimal sign that ``given`` asks for. Raises Invalid."""
     checks = InputChecks()
     separator = checks.choice("separator", given.get("separator", "comma"), tuple(SEPARATORS))
     decimal = checks.choice("decimal", given.get("decimal", "point"), tuple(DECIMAL_SIGNS))

@@ -83,7 +83,7 @@ class JobArrayTotals:
 
     ``row`` is the array with its task counts. ``held`` lists the units that the tasks hold now, as (model,
     profile, number of units). ``use`` is the mean of the tasks' last utilisation (0 to 1). ``cost`` is the
-    cost of all tasks so far.
+    cost of all tasks so far. It is None if ``cost_hidden``: the viewer may not see the charges.
     """
 
     row: Any
@@ -91,6 +91,7 @@ class JobArrayTotals:
     simulated: bool = False
     use: float | None = None
     cost: cost_totals.CurrencySums | None = None
+    cost_hidden: bool = False
 
     @property
     def state(self) -> str:
@@ -105,7 +106,7 @@ class JobArrayTotals:
         return "failed" if row.failed else "ended" if row.finished else "cancelled"
 
 
-def array_totals(workloads: Iterable[Workload], now: datetime) -> dict[int, JobArrayTotals]:
+def array_totals(workloads: Iterable[Workload], viewer: User, now: datetime) -> dict[int, JobArrayTotals]:
     """Return the totals of the arrays to which these workloads belong, by array id.
 
     The number of queries is fixed. It is zero if no workload belongs to an array.
@@ -113,7 +114,8 @@ def array_totals(workloads: Iterable[Workload], now: datetime) -> dict[int, JobA
     ids = {workload.array_id for workload in workloads if workload.array_id is not None}
     if not ids:
         return {}
-    found = {row.pk: JobArrayTotals(row) for row in with_task_counts(JobArray.objects.filter(pk__in=ids))}
+    rows = with_task_counts(JobArray.objects.filter(pk__in=ids)).select_related("project")
+    found = {row.pk: JobArrayTotals(row) for row in rows}
     held = Allocation.objects.filter(workload__array__in=ids, period__upper_inf=True)
     columns = ("workload__array_id", "unit__gpu__model", "unit__profile", "unit__gpu__host__simulated")
     for array, model, profile, simulated, count in (
@@ -121,11 +123,13 @@ def array_totals(workloads: Iterable[Workload], now: datetime) -> dict[int, JobA
     ):
         found[array].held.append((model, profile, count))
         found[array].simulated |= simulated
-    costs = cost_totals.workload_costs(ids, now, cost_totals.prices(now), of="workload__array")
+    may_see = policy.charge_right(viewer)
+    seen = {pk for pk, whole in found.items() if may_see(whole.row)}
+    costs = cost_totals.workload_costs(seen, now, cost_totals.prices(now), of="workload__array")
     for pk, share in _latest_usage(ids, now).items():
         found[pk].use = share
     for pk, whole in found.items():
-        whole.cost = costs.get(pk)
+        whole.cost, whole.cost_hidden = costs.get(pk), pk not in seen
     return found
 
 

@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+from portal import policy
+from portal.models import User
 from portal.reads.money import cost_totals
 from scheduler.models import Allocation, Run, Workload
 from scheduler.state.states import WorkloadState
@@ -58,7 +60,9 @@ class RunReportDetails:
     """A workload's report with everything that its page, the API and the command line show.
 
     ``cost`` is the cost that the money pages show for the workload; None means unknown. ``charge_lines`` are
-    its charges by day and bucket. ``host_seconds`` is the sum over its runs of the time on their hosts.
+    its charges by day and bucket. If ``cost_hidden``, the viewer may not see the charges, and both are empty.
+    ``charged_seconds`` and ``uncharged_seconds`` are slot-seconds, without and of lost work. ``host_seconds``
+    is the sum over its runs of the time on their hosts.
     """
 
     workload: Workload
@@ -67,6 +71,9 @@ class RunReportDetails:
     gaps: list[ReportGap]
     cost: cost_totals.CurrencySums | None
     charge_lines: list[dict[str, Any]]
+    cost_hidden: bool
+    charged_seconds: int
+    uncharged_seconds: int
     cpu_seconds: float | None
     memory_peak_mib: int | None
     host_seconds: float
@@ -96,12 +103,12 @@ class RunReportDetails:
     @property
     def charged_gpu_hours(self) -> float:
         """Return the charged GPU-hours, without lost work."""
-        return to_gpu_hours(sum(line["seconds"] for line in self.charge_lines if not _is_lost(line)))
+        return to_gpu_hours(self.charged_seconds)
 
     @property
     def uncharged_gpu_hours(self) -> float:
         """Return the GPU-hours of lost work, which are not charged."""
-        return to_gpu_hours(sum(line["seconds"] for line in self.charge_lines if _is_lost(line)))
+        return to_gpu_hours(self.uncharged_seconds)
 
     @property
     def working(self) -> list[UnitReport]:
@@ -163,10 +170,10 @@ class RunReportDetails:
         }
 
 
-def run_report(workload: Workload, now: datetime) -> RunReportDetails | None:
+def run_report(workload: Workload, viewer: User, now: datetime) -> RunReportDetails | None:
     """Return the report of a workload; None if the workload has held no unit.
 
-    Runs a fixed number of queries.
+    Charges that the viewer may not see are left out. Runs a fixed number of queries.
     """
     report = workload_report(workload, now)
     if report is None:
@@ -180,12 +187,25 @@ def run_report(workload: Workload, now: datetime) -> RunReportDetails | None:
         report=report,
         attempts=attempts,
         gaps=_gaps(attempts),
-        cost=cost_totals.workload_costs([workload.pk], now, cost_totals.prices(now)).get(workload.pk),
-        charge_lines=cost_totals.charge_lines_of(workload.pk),
+        **_charges(workload, viewer, now),
         cpu_seconds=None if None in cpu else sum(value for value in cpu if value is not None),
         memory_peak_mib=None if None in memory else max(value for value in memory if value is not None),
         host_seconds=sum(_host_seconds(run, now) for run in runs),
     )
+
+
+def _charges(workload: Workload, viewer: User, now: datetime) -> dict[str, Any]:
+    """Return the fields of the report about charges: hours for everybody, amounts for those who see them."""
+    lines = cost_totals.charge_lines_of(workload.pk)
+    charged = sum(line["seconds"] for line in lines if not _is_lost(line))
+    hours = {
+        "charged_seconds": charged,
+        "uncharged_seconds": sum(line["seconds"] for line in lines) - charged,
+    }
+    if not policy.charge_right(viewer)(workload):
+        return {"cost": None, "charge_lines": [], "cost_hidden": True, **hours}
+    costs = cost_totals.workload_costs([workload.pk], now, cost_totals.prices(now))
+    return {"cost": costs.get(workload.pk), "charge_lines": lines, "cost_hidden": False, **hours}
 
 
 def _is_lost(line: dict[str, Any]) -> bool:

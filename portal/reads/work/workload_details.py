@@ -67,6 +67,7 @@ class WorkloadDetails:
     waiting: int = 0
     use: utilisation.WorkloadUtilisation = field(default_factory=utilisation.WorkloadUtilisation)
     cost: cost_totals.CurrencySums | None = None
+    cost_hidden: bool = False  # the viewer may not see its charges; ``cost`` is None
     price_per_hour: Decimal | None = None
     # The last preemption, if the workload is stopping, or waits again after an attempt.
     eviction: Decision | None = None
@@ -97,11 +98,12 @@ class WorkloadDetails:
 
 
 def workload_details(
-    workloads: Iterable[Workload], now: datetime, *, with_use: bool = True
+    workloads: Iterable[Workload], viewer: User, now: datetime, *, with_use: bool = True
 ) -> list[WorkloadDetails]:
     """Return the details of these workloads, in their order.
 
-    The number of queries does not depend on the number of workloads.
+    Charges that the viewer may not see are left out. The number of queries does not depend on the number of
+    workloads.
     """
     found = {workload.pk: WorkloadDetails(workload) for workload in workloads}
     if not found:
@@ -109,7 +111,7 @@ def workload_details(
     _add_runs_and_units(found)
     _add_endings(found)
     _add_queue_forecasts(found, now)
-    _add_use_and_cost(found, now, with_use)
+    _add_use_and_cost(found, viewer, now, with_use)
     _note_borrowing([piece for piece in found.values() if _may_borrow(piece)], now)
     return list(found.values())
 
@@ -164,15 +166,16 @@ def _add_queue_forecasts(found: dict[int, WorkloadDetails], now: datetime) -> No
         piece.waiting = counts.get(piece.workload.pool_id, 0)
 
 
-def _add_use_and_cost(found: dict[int, WorkloadDetails], now: datetime, with_use: bool) -> None:
-    """Add the utilisation of held units, the cost so far and the price per hour."""
-    prices = cost_totals.prices(now)
-    costs = cost_totals.workload_costs(list(found), now, prices)
+def _add_use_and_cost(found: dict[int, WorkloadDetails], viewer: User, now: datetime, with_use: bool) -> None:
+    """Add the utilisation of held units, the price per hour, and the cost so far if the viewer may see it."""
+    prices, may_see = cost_totals.prices(now), policy.charge_right(viewer)
+    seen = {pk for pk, piece in found.items() if may_see(piece.workload)}
+    costs = cost_totals.workload_costs(seen, now, prices)
     holding = [pk for pk, piece in found.items() if piece.held] if with_use else []
     hosts = {unit.host_id for pk in holding for unit in found[pk].held}
     used = utilisation.utilisation_of(holding, hosts, now)
     for pk, piece in found.items():
-        piece.cost = costs.get(pk)
+        piece.cost, piece.cost_hidden = costs.get(pk), pk not in seen
         piece.use = used.get(pk, piece.use)
         piece.price_per_hour = _price_per_hour(piece, prices)
 

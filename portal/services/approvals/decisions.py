@@ -11,7 +11,7 @@ from portal import policy
 from portal.input_checks import InputChecks
 from portal.models import SUBMISSION_TRANSITIONS, Approval, Membership, Submission, SubmissionState, User
 from portal.services import audit
-from portal.services.approvals.budget_requests import budget_before
+from portal.services.approvals.budget_requests import budget_before, budget_owner
 from portal.services.approvals.effects import effect_on_guarantees
 from portal.services.approvals.payloads import (
     expiry_of,
@@ -221,7 +221,7 @@ def _set_budget(
     before = budget_before(submission.team, payload)
     set_budget(
         actor=actor,
-        team=submission.team,
+        **budget_owner(submission.team, payload),
         period=payload["period"],
         month=date.fromisoformat(payload["month"]),
         measure=payload["measure"],

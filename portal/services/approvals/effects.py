@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 
 from portal.errors import Invalid
 from portal.models import Submission
-from portal.services.approvals.budget_requests import budget_before
+from portal.services.approvals.budget_requests import budget_before, budget_owner_name
 from portal.services.approvals.payloads import (
     pool_of_submission,
     reservation_request_of,
@@ -93,7 +93,7 @@ def _effect_on_budget(submission: Submission, payload: dict[str, Any], now: date
     """Return the effect of a requested budget. The sentence is about the present budget and its spending."""
     before = budget_before(submission.team, payload)
     status = None if before is None else budget_statuses([before], now)[before.pk]
-    sentence = budget_texts.request_effect(submission.team.name, payload, status)
+    sentence = budget_texts.request_effect(budget_owner_name(submission.team, payload), payload, status)
     return {"fits": True, "code": "", "numbers": {}, "sentence": sentence}
 
 

@@ -187,15 +187,17 @@ def _reservation_context(request: HttpRequest, row: Reservation, user: User, now
         "unit__gpu__host__name", "unit__gpu__index"
     )
     may_change = row.state in OPEN_RESERVATION_STATES and policy.may(user, "reservation.change", row)
+    drawn = workload_rows.list_rows(
+        workload_details.workload_details(inside, user, now), user, current_currency(request), now
+    )
     return {
         "reservation": row,
         "asked": workload_text.requested_units_text(row),
         "reason": reason_texts.reservation_problem(row, user),
         "reason_since": row.reason_at if row.reason_code else row.at_risk_since,
         "facts": _reservation_facts(row),
-        "rows": workload_rows.list_rows(
-            workload_details.workload_details(inside, now), user, current_currency(request), now
-        ),
+        "rows": drawn,
+        "notes": workload_rows.list_notes(drawn),
         "units": [
             {"host": b.unit.gpu.host.name, "gpu": b.unit.gpu.index, "uuid": b.unit.uuid}
             for b in bound

@@ -16,6 +16,7 @@ from portal.reads.work.team_summaries import TeamSummary
 from portal.web.components.quantities import gpu_model, grouped, money, short_duration
 from portal.web.work import workload_text
 from portal.wording import reason_texts, request_texts
+from portal.wording.chargeback import charge_scope_texts
 from portal.wording.pages import home_pages
 from scheduler.models import MaintenanceWindow, Reservation
 from telemetry.core.amounts import round_amount
@@ -54,6 +55,7 @@ def team_panel(summary: TeamSummary, currency: str, now: datetime) -> dict[str, 
         "borrowed": borrows,
         "sliced": sliced,
         "budgets": _budgets(summary, currency, now),
+        "budget_scope": charge_scope_texts.TEAM_SUM,
     }
 
 

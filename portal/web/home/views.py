@@ -54,17 +54,18 @@ def _home_context(user: User, currency: str, now: datetime) -> dict[str, Any]:
     workloads = list(
         job_arrays.first_open_task_only(workload_details.own_open_workloads(user))[: MAX_CARDS + 1]
     )
-    all_details = workload_details.workload_details(workloads[:MAX_CARDS], now)
+    all_details = workload_details.workload_details(workloads[:MAX_CARDS], user, now)
     all_details.sort(key=_card_order)
     midnight = timezone.localtime(now).replace(hour=0, minute=0, second=0, microsecond=0)
     ended = workload_details.workload_details(
         job_arrays.first_ended_task_only(workload_details.own_ended_workloads(user, midnight))[
             :MAX_ENDED_ROWS
         ],
+        user,
         now,
         with_use=False,
     )
-    wholes = job_arrays.array_totals((details.workload for details in (*all_details, *ended)), now)
+    wholes = job_arrays.array_totals((details.workload for details in (*all_details, *ended)), user, now)
     panels = team_summaries.team_summaries(user, now)
     lines = free_capacity.free_capacity(user, now)
     return {

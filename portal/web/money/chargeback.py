@@ -15,8 +15,15 @@ from portal.models import User
 from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.closing.close_panel import ReadMonth, close_and_unusual
+from portal.reads.money.exports import DIALECT_OPTIONS
 from portal.reads.money.overview.page import chargeback_overview
-from portal.web.money.charges.addresses import breadcrumbs, lines_url, requested_filters, requested_format
+from portal.web.money.charges.addresses import (
+    breadcrumbs,
+    lines_url,
+    requested_dialect,
+    requested_filters,
+    requested_format,
+)
 from portal.web.money.charges.lines import charge_lines_under, correction_page, no_charges
 from portal.web.money.charges.tree import tree_context, tree_file
 from portal.web.money.charges.tree_address import TREE_PARAMETERS, tree_address
@@ -25,11 +32,12 @@ from portal.web.money.months import month_or_404, offset_month
 from portal.web.money.overview.context import overview_context
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.organisation import current_organisation
+from telemetry.models import Budget
 from telemetry.money.billing_months import billing_calendar, month_bounds, month_of, next_month
 from telemetry.money.closing.statement_months import StatementMonths, load_statement_months
 from telemetry.money.reconciliation import month_line_sums
 
-PARAMETERS = ("month", *TREE_PARAMETERS, "page", "corrections", "format")
+PARAMETERS = ("month", *TREE_PARAMETERS, "page", "corrections", "format", *DIALECT_OPTIONS)
 
 
 @sign_in_required
@@ -49,12 +57,12 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     if not address.levels:
         return charge_lines_under(request, month, where, scope, now)
     if wanted == "csv":
-        return tree_file(user, month, where, address, scope, now)
+        return tree_file(user, month, where, address, scope, requested_dialect(request), now)
     budgets, read = reads.budget_rows(user, month, now), _read_month(request, user, month, where, months)
     context: dict[str, Any] = {
         **tree_context(user, month, where, address, budgets, now, read.months),
         **_month_context(user, month, where, now, read, first),
-        "budgets": budgets,
+        "budgets": [{**row, "url": _budget_url(month, row["budget"])} for row in budgets],
         "path": breadcrumbs(month, where),
         "lines_url": lines_url(month, where),
         "scope": scope,
@@ -94,6 +102,15 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
             # The rows of the tree leave out corrections, which have rows of their own. The total has them.
             context["total_since"] = overview.change.amount
     return render(request, "manage/chargeback.html", context)
+
+
+def _budget_url(month: date, budget: Budget) -> str:
+    """Return the address of the charge lines of a month that count against a budget."""
+    if budget.cost_centre:
+        return lines_url(month, {"cost_centre": budget.cost_centre})
+    if budget.project_id is not None:
+        return lines_url(month, {"project": budget.project_id})
+    return lines_url(month, {"team": budget.team_id})
 
 
 def _read_month(

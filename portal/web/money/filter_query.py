@@ -7,14 +7,7 @@ from datetime import date
 from typing import Any
 from urllib.parse import quote
 
-from portal.reads.money.charge_filters import NO_MONTH
-
-
-def filter_text(value: Any) -> str:
-    """Return the value of a filter as an address has it."""
-    if isinstance(value, tuple):
-        return ",".join(value)
-    return "" if value is None else str(value)
+from telemetry.reads.chargeback import filter_text
 
 
 def filter_query(month: date | None, where: Mapping[str, Any], **other: str) -> str:
@@ -25,13 +18,6 @@ def filter_query(month: date | None, where: Mapping[str, Any], **other: str) -> 
     """
     pairs = {} if month is None else {"month": f"{month:%Y-%m}"}
     for name, value in where.items():
-        pairs[name] = corrected_text(value) if name == "corrected_month" else filter_text(value)
+        pairs[name] = filter_text(name, value)
     # A page has hundreds of addresses, and a QueryDict for each of them would take a tenth of its time.
     return "&".join(f"{name}={quote(value, safe='/,')}" for name, value in (*pairs.items(), *other.items()))
-
-
-def corrected_text(value: Any) -> str:
-    """Return the value of the filter ``corrected_month`` as an address has it."""
-    if value is None:
-        return NO_MONTH
-    return f"{value:%Y-%m}" if isinstance(value, date) else str(value)

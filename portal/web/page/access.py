@@ -17,8 +17,10 @@ from django.shortcuts import redirect, render
 from django.utils.http import url_has_allowed_host_and_scheme
 
 from portal.errors import Invalid, NotAllowed, ObjectNotFound, PlannerBudgetExceeded
+from portal.input_checks import display_value
 from portal.models import User
 from portal.wording.pages import home_pages
+from portal.wording.pages.money import money_pages
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.rejection import OperationRejected
 
@@ -66,6 +68,14 @@ def address_checks() -> Iterator[None]:
         yield
     except (Invalid, ObjectNotFound) as refusal:
         raise InvalidAddress(refusal.message) from refusal
+
+
+def check_parameters(request: HttpRequest, known: tuple[str, ...]) -> None:
+    """Raise InvalidAddress if the query string has a parameter that the page does not have."""
+    unknown = next((name for name in request.GET if name not in known), None)
+    if unknown is not None:
+        given, allowed = display_value(unknown), ", ".join(known)
+        raise InvalidAddress(money_pages.PARAMETER_UNKNOWN.format(given=given, allowed=allowed))
 
 
 def too_many_requests(request: HttpRequest, refusal: PlannerBudgetExceeded) -> HttpResponse:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from portal.streamed_file import StreamedFile
-from telemetry.core.csv_text import csv_line, with_end_line
+from telemetry.core.csv_text import PLAIN_CSV, CsvDialect, csv_line, with_end_line
 
 MAX_CSV_ROWS = 50_000
 LINES_PER_PART = 500
@@ -27,13 +27,15 @@ def csv_response(file_name: str, head: Sequence[str], rows: Iterable[Sequence[An
     return _download(file_name, _lines(head, rows))
 
 
-def complete_csv_response(file_name: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> StreamedFile:
+def complete_csv_response(
+    file_name: str, head: Sequence[str], rows: Iterable[Sequence[Any]], dialect: CsvDialect = PLAIN_CSV
+) -> StreamedFile:
     """Return a streamed CSV file whose last line proves that the file was not cut off.
 
     The first cell of the last line has the number of rows, and the SHA-256 digest of all bytes before this
     line. The other cells are empty. The header is not counted as a row.
     """
-    return _download(file_name, with_end_line(_lines(head, rows), len(head)))
+    return _download(file_name, with_end_line(_lines(head, rows, dialect), len(head), dialect))
 
 
 def _download(file_name: str, lines: Iterator[str]) -> StreamedFile:
@@ -45,6 +47,8 @@ def _parts(lines: Iterator[str]) -> Iterator[str]:
         yield part
 
 
-def _lines(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    yield csv_line(head)
-    yield from map(csv_line, rows)
+def _lines(
+    head: Sequence[str], rows: Iterable[Sequence[Any]], dialect: CsvDialect = PLAIN_CSV
+) -> Iterator[str]:
+    yield csv_line(head, dialect)
+    yield from (csv_line(row, dialect) for row in rows)

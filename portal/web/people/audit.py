@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from typing import Any
 
 from django import forms
 from django.core.paginator import Paginator
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
 
 from portal.models import AuditEvent
+from portal.reads.money.charged_months import parse_month
 from portal.reads.money.closing import journal
 from portal.reads.people import organisation as reads
 from portal.web.page.access import sign_in_required
@@ -35,22 +38,33 @@ class AuditFilterForm(forms.Form):
     actor = forms.CharField(
         required=False, max_length=150, label="Who", widget=forms.TextInput(attrs={"placeholder": "Anybody"})
     )
-    money_of = forms.DateField(
+    money_of = forms.CharField(
         required=False,
+        max_length=20,
         label="Money of month",
-        input_formats=["%Y-%m"],
         widget=forms.TextInput(attrs={"placeholder": people_pages.AUDIT_MONTH_HINT}),
     )
+
+    def clean_money_of(self) -> date | None:
+        """Return the first day of the month; None without a month."""
+        text = self.cleaned_data["money_of"]
+        month = parse_month(text) if text else None
+        if text and month is None:
+            raise forms.ValidationError(people_pages.AUDIT_MONTH_INVALID.format(given=text))
+        return month
 
 
 @sign_in_required
 def audit(request: HttpRequest) -> HttpResponseBase:
     """List visible audit events that match the filters; ``format=csv`` downloads them.
 
-    ``?money_of=2026-10`` selects the changes of the money of a month.
+    ``?money_of=2026-10`` selects the changes of the money of a month. An invalid filter gives status 400 and
+    the problem beside its field, and no events.
     """
     form = AuditFilterForm(request.GET)
-    filters = dict(form.cleaned_data) if form.is_valid() else {}
+    if not form.is_valid():
+        return _audit_page(request, form, AuditEvent.objects.none(), status=400)
+    filters = dict(form.cleaned_data)
     month = filters.pop("money_of", None)
     rows = reads.audit_events(request.user, **filters)
     if month is not None:
@@ -58,11 +72,16 @@ def audit(request: HttpRequest) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         cells = map(_csv_cells, rows[:MAX_CSV_ROWS].iterator(chunk_size=1000))
         return csv_response("audit.csv", CSV_COLUMNS, cells)
+    return _audit_page(request, form, rows)
+
+
+def _audit_page(
+    request: HttpRequest, form: AuditFilterForm, rows: QuerySet[AuditEvent], status: int = 200
+) -> HttpResponseBase:
     page = Paginator(rows, EVENTS_PER_PAGE).get_page(request.GET.get("page"))
     shown = [{"event": event, "verb": event.verb_text, "changes": changed_fields(event)} for event in page]
-    return render(
-        request, "organisation/audit.html", {"page": page, "rows": shown, "form": form, "now": timezone.now()}
-    )
+    context = {"page": page, "rows": shown, "form": form, "now": timezone.now()}
+    return render(request, "organisation/audit.html", context, status=status)
 
 
 def changed_fields(event: AuditEvent) -> list[dict[str, Any]]:

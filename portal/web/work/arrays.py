@@ -18,7 +18,7 @@ from portal.web.page.access import current_user, get_visible_or_404, run_and_red
 from portal.web.page.organisation import current_currency
 from portal.web.page.pagination import paginate
 from portal.web.work.workload_lists import WorkloadFilterForm
-from portal.web.work.workload_rows import borrowing_notes, list_rows
+from portal.web.work.workload_rows import list_notes, list_rows
 from portal.wording.pages import work_pages
 from scheduler.models import WorkloadKind
 
@@ -37,7 +37,7 @@ def array(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
     tasks = filters.apply(workload_details.visible_of_kind(user, WorkloadKind.JOB).filter(array=row), user)
     page = paginate(request, tasks.order_by("array_index", "pk"))
     drawn = list_rows(
-        workload_details.workload_details(page.object_list, now), user, current_currency(request), now
+        workload_details.workload_details(page.object_list, user, now), user, current_currency(request), now
     )
     context = {
         "array": row,
@@ -45,7 +45,7 @@ def array(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
         "filters": filters,
         "page": page,
         "rows": drawn,
-        "borrowing": borrowing_notes(drawn),
+        "notes": list_notes(drawn),
         "kind": "task",
         "cancel_url": reverse("array-cancel", args=[row.public_id]),
         "may_cancel": row.waiting + row.running > 0 and policy.may(user, "workload.change", row),

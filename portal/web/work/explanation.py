@@ -90,7 +90,7 @@ def _waiting_context(workload: Workload, user: User, now: datetime) -> dict[str,
 
 def _history(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
     """Return the history of a workload that was placed at least once or has ended."""
-    details = workload_details.workload_details([workload], now)[0]
+    details = workload_details.workload_details([workload], user, now)[0]
     tried = attempts.attempt_rows(details, user)
     return {
         "state": workload_text.displayed_state(workload),

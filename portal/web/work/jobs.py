@@ -19,7 +19,7 @@ from portal.web.work import workload_card, workload_text
 from portal.web.work.workload_actions import get_workload_or_404
 from portal.web.work.workload_lists import WorkloadFilterForm, sort_workloads, workloads_csv
 from portal.web.work.workload_page import render_workload_page, workload_facts
-from portal.web.work.workload_rows import borrowing_notes, list_rows
+from portal.web.work.workload_rows import list_notes, list_rows
 from portal.web.work.workload_tabs import tab_links, workload_tab_context
 from scheduler.models import WorkloadKind
 
@@ -37,7 +37,7 @@ def jobs(request: HttpRequest) -> HttpResponseBase:
         request, sort_workloads(job_arrays.first_open_task_only(chosen), request.GET.get("sort", ""))
     )
     drawn = list_rows(
-        workload_details.workload_details(page.object_list, now),
+        workload_details.workload_details(page.object_list, user, now),
         user,
         current_currency(request),
         now,
@@ -47,7 +47,7 @@ def jobs(request: HttpRequest) -> HttpResponseBase:
         "filters": filters,
         "page": page,
         "rows": drawn,
-        "borrowing": borrowing_notes(drawn),
+        "notes": list_notes(drawn),
         "kind": "job",
         "may_launch": policy.launchable_projects(user).exists(),
     }
@@ -69,7 +69,7 @@ def job(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     if workload.kind != WorkloadKind.JOB:
         return redirect("notebook", public_id=public_id)
     currency = current_currency(request)
-    details = workload_details.workload_details([workload], now)[0]
+    details = workload_details.workload_details([workload], user, now)[0]
     context = {
         "workload": workload,
         "card": workload_card.build_page_card(details, user, currency, now),

@@ -61,12 +61,14 @@ def notebooks(request: HttpRequest) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return workloads_csv("notebooks", rows, now)
     page = paginate(request, rows)
+    drawn = workload_rows.list_rows(
+        workload_details.workload_details(page.object_list, user, now), user, current_currency(request), now
+    )
     context = {
         "filters": filters,
         "page": page,
-        "rows": workload_rows.list_rows(
-            workload_details.workload_details(page.object_list, now), user, current_currency(request), now
-        ),
+        "rows": drawn,
+        "notes": workload_rows.list_notes(drawn),
         "kind": "notebook",
         "may_launch": policy.launchable_projects(user).exists(),
     }
@@ -265,7 +267,7 @@ def notebook(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     if workload.kind != WorkloadKind.NOTEBOOK:
         return redirect("job", public_id=public_id)
     currency = current_currency(request)
-    details = workload_details.workload_details([workload], now)[0]
+    details = workload_details.workload_details([workload], user, now)[0]
     ready = _answers(details, user)
     card = workload_card.build_page_card(details, user, currency, now)
     if ready:  # the page itself has a button that opens the notebook

@@ -13,8 +13,10 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 
+from portal.errors import NotAllowed
 from portal.input_checks import display_value
 from portal.models import User
+from portal.reads.money.charge_scope import charge_scope
 from portal.reads.work.run_reports import ReportAttempt, RunReportDetails, run_report
 from portal.reads.work.workload_details import is_notebook
 from portal.web.components.quantities import data_size, grouped, money_sums, percent, short_duration
@@ -25,6 +27,7 @@ from portal.web.work import use_charts, workload_text
 from portal.web.work.charge_table import charge_table
 from portal.web.work.workload_actions import get_workload_or_404
 from portal.wording import reason_texts, run_report_texts, state_labels
+from portal.wording.chargeback import charge_scope_texts
 from portal.wording.pages import run_report_pages
 from scheduler.state.states import WorkloadState
 from telemetry.core.run_report import UnitReport, share
@@ -64,7 +67,7 @@ def report(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     """Render the report of a notebook or a job. While it runs, the report has the figures until now."""
     user, now = current_user(request), timezone.now()
     workload = get_workload_or_404(request, public_id)
-    details = run_report(workload, now)
+    details = run_report(workload, user, now)
     context = {
         "workload": workload,
         "workload_url": workload_text.workload_url(workload),
@@ -96,6 +99,8 @@ def _report_context(details: RunReportDetails, user: User, currency: str) -> dic
         "resources": _resources(details),
         "hosts_csv": f"{csv_url}?table=hosts",
         "resources_note": run_report_pages.RESOURCES_NOTE,
+        "scope": None if details.cost_hidden else charge_scope(user),
+        "cost_hidden": charge_scope_texts.HIDDEN_COSTS if details.cost_hidden else "",
         "cost_table": charge_table(details.charge_lines, currency),
         "charges_csv": f"{csv_url}?table=charges",
     }
@@ -104,12 +109,15 @@ def _report_context(details: RunReportDetails, user: User, currency: str) -> dic
 @sign_in_required
 def report_csv(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
     """Return a table of the report as a CSV download. ``?table=`` chooses it."""
-    details = run_report(get_workload_or_404(request, public_id), timezone.now())
+    user, now = current_user(request), timezone.now()
+    details = run_report(get_workload_or_404(request, public_id), user, now)
     name = request.GET.get("table", "points")
     if name not in CSV_FILES:
         raise InvalidAddress(
             run_report_pages.TABLE_PARAMETER.format(given=display_value(name), allowed=", ".join(CSV_FILES))
         )
+    if name == "charges" and details is not None and details.cost_hidden:
+        raise NotAllowed(charge_scope_texts.HIDDEN_COSTS)
     head, rows_of = CSV_FILES[name]
     return csv_response(f"report-{name}-{public_id}.csv", head, rows_of(details) if details else ())
 
@@ -193,7 +201,7 @@ def _readings(details: RunReportDetails) -> list[dict[str, str]]:
     return [
         {
             "label": "Charged",
-            "value": money_sums(details.cost) if details.cost else "unknown",
+            "value": _charged_text(details),
             "small": f"{grouped(details.charged_gpu_hours, 2)} GPU-hours",
         },
         {"label": "Busy", "value": _share(_mean_busy(details.report.units)), "small": on_working},
@@ -213,6 +221,12 @@ def _readings(details: RunReportDetails) -> list[dict[str, str]]:
             "small": f"and {short_duration(details.gap_time)} between attempts" if details.gaps else "",
         },
     ]
+
+
+def _charged_text(details: RunReportDetails) -> str:
+    if details.cost_hidden:
+        return charge_scope_texts.HIDDEN_COST
+    return money_sums(details.cost) if details.cost else "unknown"
 
 
 def _gpu_table(details: RunReportDetails) -> dict[str, Any]:

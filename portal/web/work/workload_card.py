@@ -32,6 +32,7 @@ from portal.wording import (
     reason_texts,
     state_labels,
 )
+from portal.wording.chargeback import charge_scope_texts
 from portal.wording.pages import workload_pages
 from scheduler.models import Workload
 from scheduler.state.states import LeaseState, WorkloadState
@@ -63,6 +64,8 @@ def build_card(details: WorkloadDetails, user: User, currency: str, now: datetim
     else:
         made |= _running_fields(details, currency, now)
     made["state_detail"] = _idle_time(workload, now) if made["state"] == "idle" else ""
+    if details.cost_hidden and "readings" in made:
+        made["cost_note"] = charge_scope_texts.HIDDEN_COSTS
     say = _notice_line(details, user, now)
     if say:
         made["say"] = say
@@ -236,6 +239,8 @@ def _time_left(details: WorkloadDetails, now: datetime) -> dict[str, str]:
 def _cost(details: WorkloadDetails, currency: str) -> dict[str, str]:
     nothing = Decimal(0) if details.price_per_hour is not None else None
     so_far = money(nothing, currency) if details.cost is None else money_sums(details.cost)
+    if details.cost_hidden:
+        so_far = charge_scope_texts.HIDDEN_COST
     hourly = (
         f"{money(details.price_per_hour, currency)}/h"
         if details.price_per_hour is not None

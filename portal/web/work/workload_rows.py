@@ -13,6 +13,7 @@ from portal.reads.work.workload_details import WorkloadDetails
 from portal.web.components.quantities import money_sums, percent, short_duration
 from portal.web.work import workload_card, workload_text
 from portal.wording import expected_start_texts, state_labels
+from portal.wording.chargeback import charge_scope_texts
 from scheduler.models import Workload
 from scheduler.state.states import WorkloadState
 
@@ -22,7 +23,9 @@ def list_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of a list. With ``in_one_line``, the row of an array task shows the whole array."""
     wholes = (
-        job_arrays.array_totals((details.workload for details in all_details), now) if in_one_line else {}
+        job_arrays.array_totals((details.workload for details in all_details), user, now)
+        if in_one_line
+        else {}
     )
     rows = []
     for details in all_details:
@@ -35,9 +38,11 @@ def list_rows(
     return rows
 
 
-def borrowing_notes(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the explanations of the "borrowed" tags in these rows, without duplicates."""
-    return list(dict.fromkeys(row["borrowed"] for row in rows if row["borrowed"]))
+def list_notes(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the notes below a list: the reasons of its "borrowed" tags, and why costs are hidden."""
+    notes = dict.fromkeys(row["borrowed"] for row in rows if row["borrowed"])
+    hidden = [charge_scope_texts.HIDDEN_COSTS] if any(row["cost_hidden"] for row in rows) else []
+    return [*notes, *hidden]
 
 
 def _workload_row(details: WorkloadDetails, user: User, currency: str, now: datetime) -> dict[str, Any]:
@@ -56,6 +61,7 @@ def _workload_row(details: WorkloadDetails, user: User, currency: str, now: date
         "use_text": percent(details.use.latest) if details.held else "",
         "time": _time_text(details, now),
         "cost": _cost_text(details, currency),
+        "cost_hidden": details.cost_hidden,
         "actions": workload_card.workload_buttons(details, user, small=True)
         if _offers_buttons(workload, user)
         else [],
@@ -80,7 +86,12 @@ def _array_row(
         "simulated": details.simulated or whole.simulated,
         "use_text": percent(whole.use) if held else "",
         "time": _array_time(row, now),
-        "cost": money_sums(whole.cost) if whole.cost is not None else "–",
+        "cost": charge_scope_texts.HIDDEN_COST
+        if whole.cost_hidden
+        else money_sums(whole.cost)
+        if whole.cost is not None
+        else "–",
+        "cost_hidden": whole.cost_hidden,
         "actions": [],
     }
 
@@ -112,6 +123,8 @@ def _offers_buttons(workload: Workload, user: User) -> bool:
 def _cost_text(details: WorkloadDetails, currency: str) -> str:
     if details.workload.state == WorkloadState.ENDED:
         return workload_text.final_cost_text(details, currency)
+    if details.cost_hidden:
+        return charge_scope_texts.HIDDEN_COST
     return money_sums(details.cost) if details.cost is not None else "–"
 
 

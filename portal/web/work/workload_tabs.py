@@ -11,12 +11,14 @@ from django.urls import reverse
 from portal import policy
 from portal.models import User
 from portal.reads.money import cost_totals
+from portal.reads.money.charge_scope import charge_scope
 from portal.reads.work.run_reports import run_report
 from portal.reads.work.workload_details import WorkloadDetails
 from portal.web.components.quantities import money, money_sums, percent, short_duration
 from portal.web.work import attempts, use_charts
 from portal.web.work.charge_table import charge_table, charged_sums
 from portal.web.work.workload_log import LOG_TAIL_BYTES, log_state, requested_run
+from portal.wording.chargeback import charge_scope_texts
 from portal.wording.pages import run_report_pages, workload_pages
 from scheduler.models import Workload
 from scheduler.runs import logs
@@ -81,7 +83,7 @@ def workload_tab_context(
     elif tab == "use":
         context |= _use_tab(workload, user, now)
     elif tab == "cost":
-        context |= _cost_tab(workload, details, currency)
+        context |= _cost_tab(workload, details, user, currency)
     else:
         context["decisions"] = attempts.decision_rows(workload, user)
     return context | _tab_refresh(workload, context)
@@ -131,7 +133,7 @@ def _log_tab(request: HttpRequest, workload: Workload, user: User) -> dict[str, 
 
 def _use_tab(workload: Workload, user: User, now: datetime) -> dict[str, Any]:
     """Return the charts of the report with the readings so far."""
-    details = run_report(workload, now)
+    details = run_report(workload, user, now)
     if details is None:
         return {"is_chart": False}
     csv = reverse("workload-report-csv", args=[workload.public_id])
@@ -168,7 +170,11 @@ def _process_table(workload: Workload, user: User, now: datetime) -> dict[str, A
     return {"caption": run_report_pages.PROCESSES_TITLE, "columns": columns, "rows": rows} if rows else None
 
 
-def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> dict[str, Any]:
+def _cost_tab(workload: Workload, details: WorkloadDetails, user: User, currency: str) -> dict[str, Any]:
+    """Return the charges, or only the prices and a sentence if the viewer may not see the charges."""
+    if details.cost_hidden:
+        readings = _price_readings(workload, details, currency)
+        return {"cost_readings": readings, "cost_hidden": charge_scope_texts.HIDDEN_COSTS}
     lines = cost_totals.charge_lines_of(workload.pk)
     written = charged_sums(lines, currency)
     so_far = details.cost if details.cost is not None else written
@@ -180,6 +186,7 @@ def _cost_tab(workload: Workload, details: WorkloadDetails, currency: str) -> di
         {"label": "Already charged", "value": money_sums(written)},
     ]
     return {
+        "scope": charge_scope(user),
         "cost_table": charge_table(lines, currency),
         "cost_readings": readings + _price_readings(workload, details, currency),
     }

@@ -13,6 +13,7 @@ from portal.models import User
 from portal.reads.work.workload_details import HeldUnit, WorkloadDetails, is_notebook
 from portal.web.components.quantities import gpu_model, money, money_sums, short_duration
 from portal.wording import outcome_texts, reason_texts, request_texts, state_labels
+from portal.wording.chargeback import charge_scope_texts
 from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.core.reasons import ReasonCode
 from scheduler.models import Reservation, Workload
@@ -58,6 +59,8 @@ def final_cost_text(details: WorkloadDetails, currency: str) -> str:
 
     Return a dash if the cost is unknown although the workload was placed.
     """
+    if details.cost_hidden:
+        return charge_scope_texts.HIDDEN_COST
     if details.cost is not None:
         return money_sums(details.cost)
     return "–" if details.workload.attempt else money(Decimal(0), currency)

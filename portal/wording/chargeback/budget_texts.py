@@ -9,6 +9,9 @@ from portal.wording.formatting import Numbers
 from telemetry.core.currencies import decimals_of
 from telemetry.reads.budget_status import BudgetStatus, ForecastRange
 
+# The keys of a request that name the owner of the budget, if it is not the team.
+BUDGET_OWNERS = {"project": "project", "cost_centre": "cost centre"}
+
 
 def period_name(period: str, first: date) -> str:
     """Return the name of a period, such as "March 2026", "1st quarter of 2026" or "2026"."""
@@ -24,15 +27,22 @@ def forecast_record(forecast: ForecastRange | None, period: str) -> str:
     if forecast is None or not forecast.past_periods:
         return ""
     periods = period if forecast.past_periods == 1 else f"{period}s"
-    return f"{forecast.past_inside} of {forecast.past_periods} {periods} ended inside the range."
+    record = f"{forecast.past_inside} of {forecast.past_periods} {periods} ended inside the range"
+    if forecast.past_error is None:
+        return f"{record}."
+    return f"{record}; the median error was {forecast.past_error * 100:.0f} %."
 
 
 def request_summary(payload: Numbers) -> str:
-    """Return a short text for a requested budget, such as ``a budget of 500.00 for March 2026``."""
+    """Return a short text for a requested budget, such as ``a budget of 500.00 for March 2026``.
+
+    The budget of a project or a cost centre has its owner: ``... for March 2026, project vision/mri``.
+    """
     period = period_name(str(payload.get("period")), date.fromisoformat(str(payload.get("month"))))
     unit = str(payload.get("currency") or payload.get("measure"))
     amount = _amount(Decimal(str(payload.get("amount"))), unit)
-    return f"a budget of {amount} for {period}"
+    owner = next((f", {BUDGET_OWNERS[key]} {payload[key]}" for key in BUDGET_OWNERS if payload.get(key)), "")
+    return f"a budget of {amount} for {period}{owner}"
 
 
 def request_effect(team: str, payload: Numbers, status: BudgetStatus | None) -> str:

@@ -16,6 +16,13 @@ OTHER_VIEWERS = (
 )
 
 
+TEAM_SUM = "Budgets count everybody in the team. Its leads, finance and auditors see who caused which charge."
+HIDDEN_COST = "hidden"
+HIDDEN_COSTS = (
+    "Charges of other people's work are hidden: you see those of your own work and of teams that you lead."
+)
+
+
 def scope_sentence(kind: str, role: str, led: tuple[str, ...]) -> str:
     """Return the sentence about the charges that the viewer sees. The arguments are fields of ChargeScope."""
     if kind == "all":

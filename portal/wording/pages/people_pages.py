@@ -4,6 +4,7 @@ from __future__ import annotations
 
 AUDIT_SEARCH_HINT = "Name, id or reason"
 AUDIT_MONTH_HINT = "Such as 2026-10"
+AUDIT_MONTH_INVALID = "money_of is {given!a}; allowed: a year and a month, such as 2026-10."
 SETUP_BY_OPERATOR = "Only an operator can finish the setup."
 SETUP_POOL = "A group of hosts with one set of rules for its GPUs. One pool is enough at first."
 SETUP_HOST = "One command on the machine starts its agent. Its GPUs then appear here."

@@ -50,7 +50,8 @@ class SpendForecast:
     """The expected total of a period with its range, and the record of the same method in past periods.
 
     ``low`` and ``high`` are the 10th and the 90th percentile. ``past_periods`` is the number of past periods
-    with a forecast, and ``past_inside`` the number of those that ended inside their range.
+    with a forecast, and ``past_inside`` the number of those that ended inside their range. ``past_error`` is
+    the median error of these forecasts, as a part of the real total of the period; None without one.
     """
 
     expected: float
@@ -58,6 +59,7 @@ class SpendForecast:
     high: float
     past_periods: int = 0
     past_inside: int = 0
+    past_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ def forecast_spend(
         high=known + rest * high_factor,
         past_periods=len(errors),
         past_inside=inside,
+        past_error=_median_error(errors),
     )
 
 
@@ -234,6 +237,13 @@ def _relative_error(levels: Sequence[float], level: float, days_left: int) -> fl
 class _PastError:
     ratio: float  # real spending after the known time / forecast of this spending
     noise: float
+    of_total: float | None  # difference of the forecast total / real total; None if nothing was spent
+
+
+def _median_error(errors: Sequence[_PastError]) -> float | None:
+    """Return the median error of the totals of past periods; None if none of them had a total."""
+    known = [error.of_total for error in errors if error.of_total is not None]
+    return median(known) if known else None
 
 
 def _past_error(days: _Days, past: SpendPeriod) -> _PastError | None:
@@ -245,7 +255,9 @@ def _past_error(days: _Days, past: SpendPeriod) -> _PastError | None:
         return None
     rest, noise = _forecast_rest(days, past, {})
     real = days.total(past.known_until, past.end) - days.on(past.known_until) * past.share_of_next_day
-    return _PastError(real / rest, noise) if rest > 0 else None
+    total = days.total(past.start, past.end)
+    of_total = abs(rest - real) / total if total > 0 else None
+    return _PastError(real / rest, noise, of_total) if rest > 0 else None
 
 
 def _range_factors(ratios: Sequence[float], noise: float) -> tuple[float, float]:

@@ -23,7 +23,7 @@ import typst
 from telemetry.core.amounts import ZERO
 from telemetry.exports.export_model import DocumentTexts
 from telemetry.money.billing_months import month_bounds
-from telemetry.reads.statement_document import DocumentRow, StatementDocument
+from telemetry.reads.statement_document import DocumentRow, StatementDocument, corrected_lines
 
 TEMPLATE = Path(__file__).with_name("statement.typ")
 HOUR_DECIMALS = 3
@@ -101,13 +101,14 @@ def statement_data(document: StatementDocument, decimals: int, texts: DocumentTe
         "lines": _numbered_lines(document.rows, decimals, texts),
         "corrections": [
             {
-                "corrects": f"{each.corrected_month:%B %Y}",
+                "corrects": _plain(texts.corrects(corrected)),
                 "why": _plain(reasons.get(each.corrected_month or statement.month, "")),
                 "model": _plain(each.model),
                 "hours": _number(each.gpu_hours, HOUR_DECIMALS),
+                "price": "" if each.price is None else _short_price(each.price),
                 "amount": amount(each.amount),
             }
-            for each in document.corrections
+            for each, corrected in zip(document.corrections, corrected_lines(document), strict=True)
         ],
         "adjusted": amount(document.adjusted),
         "adjustments": [

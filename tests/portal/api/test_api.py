@@ -494,7 +494,14 @@ def test_prices_statements_and_budgets_are_limited_to_finance_and_auditors(
     assert member.get("/api/v1/statements/2026-01/").status_code == 404
     assert member.post("/api/v1/statements/2026-01/close/", {}).status_code == 403
     assert finance.post("/api/v1/statements/2199-01/close/", {}).status_code == 400
-    assert finance.post("/api/v1/statements/2026-13/close/", {}).status_code == 404
+    for answer in (
+        finance.post("/api/v1/statements/2026-13/close/", {}),
+        finance.post("/api/v1/statements/2026-13/propose/", {}),
+        finance.get("/api/v1/statements/2026-13/"),
+        finance.get("/api/v1/statements/2026-13/idle-payer/"),
+    ):
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, "month")
+        assert "'2026-13'; allowed: a year and a month" in answer.json()["errors"][0]["message"]
     later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     limit = {"pool": "shared", "forgiven_minutes": 45, "valid_from": later}
     assert finance.post("/api/v1/refund-limits/", limit).json()["forgiven_minutes"] == 45

@@ -19,7 +19,9 @@ from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.overview.of_viewer import overview_of_viewer
 from portal.reads.money.overview.page import ChargebackOverview, chargeback_overview
-from scheduler.models import Project
+from portal.web.money.overview.bridge_rows import bridge_panel
+from portal.web.money.overview.spend_chart import spend_chart
+from scheduler.models import Project, Workload
 from telemetry.budgets.budget_checks import check_budgets
 from telemetry.core.amounts import ZERO
 from telemetry.models import Budget, ChargeCell, OrganisationForecast, Statement, StatementLine
@@ -30,7 +32,7 @@ from telemetry.reads.chargeback import charges_by
 from telemetry.reads.daily_spend import daily_spend
 from telemetry.reads.overview.spend_change import MonthPart, bridge_of_months
 from tests.telemetry.conftest import rates
-from tests.telemetry.rows import cost_centre, hold, price, workload
+from tests.telemetry.rows import cost_centre, hold, price, reservation, workload
 from tests.telemetry.test_cents import late_fact_about_march, random_month
 from tests.world import A100, H100, TeamOfWorld, World, units_of, world_fixture
 
@@ -38,6 +40,7 @@ __all__ = ["rates"]
 pytestmark = pytest.mark.django_db
 MARCH, APRIL, MAY = dt.date(2026, 3, 1), dt.date(2026, 4, 1), dt.date(2026, 5, 1)
 MAX_QUERIES = 6
+QUERIES_OF_COMMITMENTS = 8  # for a viewer who sees a part of the charges
 
 
 def april(day: int, hour: int = 0) -> dt.datetime:
@@ -97,6 +100,45 @@ def test_every_figure_is_the_sum_of_the_same_cents_for_every_role(spring: World)
             assert sum(days, found.curve.corrections) == table.charged
             of_day = daily_spend([month], cells)
             assert sum((row.charged for row in of_day), ZERO) == table.total.charged
+
+
+def test_each_point_of_the_chart_opens_the_lines_that_sum_to_it(corrected: World) -> None:
+    found = overview(corrected.finance, APRIL, april(3))
+    chart, client = spend_chart(found), Client()
+    client.force_login(corrected.finance)
+
+    def charged(url: str) -> Decimal:
+        amount: Decimal = client.get(url).context["charged"]
+        return amount
+
+    assert found.curve.corrections and found.curve.days[1].charged
+    own, former = chart.figure["data"][:2]
+    assert charged(own["customdata"][0]) == found.curve.corrections
+    assert [charged(url) for url in own["customdata"][1:]] == [
+        day.charged for day in found.curve.days if day.charged is not None
+    ]
+    totals = [found.curve.former_corrections, *(day.former_total for day in found.curve.days)]
+    assert len(former["customdata"]) == len(former["x"]) == len(found.curve.days) + 1
+    for at in (1, 3, 30):
+        assert charged(former["customdata"][at]) == totals[at] - totals[at - 1]  # type: ignore[operator]
+    first, second = chart.rows[:2]
+    assert charged(first[0]["url"]) == found.curve.corrections
+    assert (second[0]["url"], second[4]["url"]) == (own["customdata"][1], former["customdata"][1])
+
+
+def test_each_bar_of_the_bridge_and_each_budget_opens_its_lines(spring: World) -> None:
+    Budget.objects.create(team=spring.vision.team, month=APRIL, amount=Decimal(100))
+    Budget.objects.create(cost_centre="CC-100", month=APRIL, amount=Decimal(100))
+    rows = bridge_panel(overview(spring.finance))["rows"]
+    assert len(rows) > 3 and all(row["url"] for row in rows)
+    assert (rows[0]["url"], rows[-1]["url"]) == (
+        f"{reverse('charge-lines')}?month=2026-03",
+        f"{reverse('charge-lines')}?month=2026-04",
+    )
+    client = Client()
+    client.force_login(spring.finance)
+    for row in client.get(reverse("chargeback"), {"month": "2026-04"}).context["budgets"]:
+        assert client.get(row["url"]).context["charged"] == row["view"].spent != 0
 
 
 def test_the_bridge_compares_the_whole_days_so_far_with_the_same_days_of_the_month_before(
@@ -191,6 +233,34 @@ def test_a_lead_sees_the_forecast_of_the_budget_that_limits_the_same_charges(spr
     assert found.curve.days[-1].even_pace == Decimal("900.00")
 
 
+@pytest.mark.parametrize("role", ["lead", "member"])
+def test_the_forecast_of_a_part_includes_its_running_work_and_booked_reservations(
+    spring: World, role: str
+) -> None:
+    viewer, other = spring.people[role], spring.language.lead
+    before = overview(viewer).forecast, overview(other).forecast
+    booked = units_of(spring.hosts["alpha"])[1:5]
+    reservation(spring, spring.vision, booked, april(25), april(29))
+    after = overview(viewer).forecast
+    assert before[0] is not None and after is not None
+    assert after.expected > before[0].expected + 200
+    work = workload(spring, spring.vision, owner=spring.vision.member)
+    Workload.objects.filter(pk=work.pk).update(predicted_seconds=10 * 86_400)
+    for unit in units_of(spring.hosts["beta"])[4:7]:
+        hold(work, unit, april(18, 10))
+    with_work = overview(viewer).forecast
+    assert with_work is not None and with_work.expected > after.expected + 200
+    assert overview(other).forecast == before[1]
+
+
+def test_before_the_first_charge_of_a_month_no_budget_limits_all_charges(spring: World) -> None:
+    Budget.objects.create(team=spring.language.team, month=MAY, amount="900.00")
+    found = overview(spring.finance, MAY, dt.datetime(2026, 5, 1, 0, 30, tzinfo=dt.UTC))
+    assert found.charged == 0 and found.budget is not None
+    assert (found.budget.spent, found.budget.covers_all) == (0, False)
+    assert found.curve.days[0].even_pace is None
+
+
 def test_budgets_of_cost_centres_take_precedence_over_budgets_of_teams(spring: World) -> None:
     Budget.objects.create(team=spring.vision.team, month=APRIL, amount="900.00")
     Budget.objects.create(cost_centre="CC-100", month=APRIL, amount="500.00")
@@ -241,7 +311,8 @@ def test_the_number_of_queries_is_bounded(spring: World, role: str) -> None:
         connection,
     ) as queries:
         chargeback_overview(viewer, APRIL, NOW, **given)
-    assert len(queries) <= MAX_QUERIES, [each["sql"][:100] for each in queries]
+    most = MAX_QUERIES if role == "finance" else MAX_QUERIES + QUERIES_OF_COMMITMENTS
+    assert len(queries) <= most, [each["sql"][:100] for each in queries]
 
 
 def test_the_total_row_of_the_tree_shows_the_same_change_as_the_figures_above_the_tree(

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from django.db.models import F, Value
 from django.db.models.functions import Concat
+from django.test import Client
+from django.urls import reverse
 
 from portal.models import Organisation, User
 from portal.reads.money.exports import document_currencies, export_download
@@ -95,6 +97,45 @@ def files_of(viewer: User) -> dict[str, str]:
     return found
 
 
+OTHER_KINDS = ("statement", "lines", "xlsx", "focus-cost-and-usage")
+
+
+def files_of_others(world: World) -> dict[str, str]:
+    """Return the digests of files with a part of the charges: of a lead, of a member, and with filters."""
+    team, work = world.vision.team.pk, Workload.objects.earliest("pk").pk
+    wanted: list[tuple[str, User, dict[str, Any]]] = [
+        ("lead", world.vision.lead, {}),
+        ("member", world.vision.member, {}),
+        ("filtered", world.finance, {"team": team, "bucket": ("reserved_unused", "used")}),
+        ("corrections", world.finance, {"corrected_month": "any"}),
+        ("day", world.finance, {"day": dt.date(2026, 3, 7), "workload": work}),
+    ]
+    found = {}
+    for month in (MARCH, APRIL):
+        for name, viewer, where in wanted:
+            for kind in OTHER_KINDS:
+                parts = export_download(viewer, month, where, {"kind": kind}).parts
+                found[f"{month:%Y-%m} {kind} {name}"] = hashlib.sha256(b"".join(parts)).hexdigest()
+        for viewer in (world.finance, world.vision.lead):
+            found |= {f"{viewer} {name}": digest for name, digest in tables_of(viewer, month).items()}
+    return found
+
+
+def tables_of(viewer: User, month: dt.date) -> dict[str, str]:
+    """Return the digests of the CSV files of the tree, of the days and of the changes of a month."""
+    client, text = Client(), f"{month:%Y-%m}"
+    client.force_login(viewer)
+    tree = {"month": text, "format": "csv"}
+    answers: dict[str, Any] = {
+        **{f"tree by {by}": client.get(reverse("chargeback"), {**tree, "by": by}) for by in ("team", "user")},
+        "days": client.get(reverse("chargeback-days", args=[text])),
+        "changes": client.get(reverse("chargeback-changes", args=[text])),
+    }
+    return {
+        f"{text} {name}": hashlib.sha256(b"".join(answer)).hexdigest() for name, answer in answers.items()
+    }
+
+
 def wanted_files(viewer: User, month: dt.date) -> list[tuple[dict[str, Any], dict[str, str]]]:
     """Return the filter and the option of each statement of a month."""
     return [
@@ -156,7 +197,7 @@ CHANGES: dict[str, Callable[[World], object]] = {
 
 @pytest.mark.long  # test_exports.py has one file of each kind in the short part
 def test_no_change_after_the_close_alters_a_file_of_the_month(closed: World) -> None:
-    before = files_of(closed.finance)
+    before, others = files_of(closed.finance), files_of_others(closed)
     assert len(before) > 2 * len(EXPORT_KINDS)
     for change in CHANGES.values():
         change(closed)
@@ -166,3 +207,5 @@ def test_no_change_after_the_close_alters_a_file_of_the_month(closed: World) -> 
     after = files_of(closed.finance)
     assert [name for name, digest in before.items() if after.get(name) != digest] == []
     assert list(before) == list(after)
+    after = files_of_others(closed)
+    assert [name for name, digest in others.items() if after.get(name) != digest] == []

@@ -16,9 +16,9 @@ from django.urls import reverse
 
 from portal import policy
 from portal.models import Organisation, User
-from portal.reads.money.exports import export_download
+from portal.reads.money.exports import DECIMAL_SIGNS, SEPARATORS, export_download
 from portal.services.money import months
-from portal.wording.pages.money.export_texts import KIND_LABELS
+from portal.wording.pages.money.export_texts import CHECKED, KIND_LABELS
 from scheduler.models import Pool, Project, Team, Workload
 from telemetry.core.csv_text import CsvDialect, csv_line
 from telemetry.exports.registry import EXPORT_KINDS
@@ -26,7 +26,7 @@ from telemetry.models import Charge, CostCentre, CostCentreShare, Price, Stateme
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.signing.statement_digest import digest_of
 from telemetry.reads.chargeback import charges_by
-from tests.architecture.sources import ROOT
+from tests.documents import marked_part
 from tests.portal.charged_january import MONTH, START, charged
 from tests.portal.web.test_csv_export import end_line_is_right
 from tests.seeds import first_cases
@@ -48,26 +48,26 @@ def rows_of(file: bytes) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(file.decode())))[:-1]
 
 
+def operator_with_charges(charged: Workload) -> User:
+    """Make the owner of the charged work an operator."""
+    User.objects.filter(pk=charged.owner_id).update(operator=True)
+    return User.objects.get(pk=charged.owner_id)
+
+
 def get(viewer: User, **query: Any) -> Any:
     client = Client()
     client.force_login(viewer)
     return client.get(reverse("export", args=[MONTH]), query)
 
 
-def documented(name: str) -> str:
-    """Return a marked part of docs/money.md."""
-    text = (ROOT / "docs" / "money.md").read_text()
-    return text.split(f"<!-- {name}: ")[1].split("-->", 1)[1].split(f"<!-- /{name} -->")[0]
-
-
 def test_the_documentation_and_the_menu_name_every_kind() -> None:
-    assert re.findall(r"^\| `([^`]+)` \|", documented("kinds"), re.MULTILINE) == list(EXPORT_KINDS)
+    assert re.findall(r"^\| `([^`]+)` \|", marked_part("kinds"), re.MULTILINE) == list(EXPORT_KINDS)
     assert list(KIND_LABELS) == list(EXPORT_KINDS)
 
 
 def test_the_example_of_separator_and_decimal_sign_is_what_the_code_writes() -> None:
     line = csv_line(["Vision", Decimal("1234.50")], CsvDialect(";", ","))
-    assert documented("dialect").split() == ["```", line.strip(), "```"]
+    assert marked_part("dialect").split() == ["```", line.strip(), "```"]
 
 
 @pytest.mark.parametrize("kind", ["statement", "lines"])
@@ -84,12 +84,13 @@ def test_the_rows_of_each_person_sum_to_the_charges_that_the_person_sees(
     assert (shown == 100) == (role == "member") and (shown == 0) == (role == "team mate")
 
 
-@pytest.mark.parametrize("role", ["finance", "lead"])
+@pytest.mark.parametrize("role", ["finance", "lead", "operator"])
 @pytest.mark.parametrize("kind", ["statement", "lines"])
-def test_only_people_who_see_the_owners_cost_get_the_cost_column(
+def test_only_people_who_see_all_charges_get_the_cost_column(
     world: World, charged: Workload, kind: str, role: str
 ) -> None:
-    assert ("cost" in rows_of(bytes_of(world.people[role], kind))[0]) == (role == "finance")
+    viewer = operator_with_charges(charged) if role == "operator" else world.people[role]
+    assert ("cost" in rows_of(bytes_of(viewer, kind))[0]) == (role == "finance")
 
 
 @pytest.mark.parametrize("kind", ["statement", "lines"])
@@ -171,6 +172,42 @@ def test_a_wrong_parameter_is_refused_with_the_allowed_values(
 ) -> None:
     answer = get(world.finance, **query)
     assert answer.status_code == 404 and message in answer.content.decode()
+
+
+def test_the_menu_offers_separator_decimal_sign_and_the_digests_of_focus_files(
+    world: World, charged: Workload
+) -> None:
+    client = Client()
+    client.force_login(world.finance)
+    page = client.get(reverse("chargeback"), {"month": MONTH, "bucket": "used"})
+    menu = page.context["exports"]
+    assert [choice["kind"] for choice in menu.csv_files] == ["statement", "lines"]
+    assert menu.fields == [("bucket", "used")]
+    given = {"kind": "lines", "separator": "semicolon", "decimal": "comma", **dict(menu.fields)}
+    sent: Any = client.get(menu.action, given)
+    assert b"".join(sent) == bytes_of(
+        world.finance, "lines", {"bucket": "used"}, separator="semicolon", decimal="comma"
+    )
+    for select, allowed in zip(menu.selects, (SEPARATORS, DECIMAL_SIGNS), strict=True):
+        assert list(select["choices"]) == list(allowed)
+        assert f'name="{select["name"]}"' in page.content.decode()
+    assert {each["label"] for each in menu.checksums} == {
+        label
+        for name, (label, _) in KIND_LABELS.items()
+        if name.startswith("focus") and "invoice" not in name
+    }
+    digest: Any = client.get(menu.checksums[0]["url"])
+    focus = bytes_of(world.finance, "focus-cost-and-usage", {"bucket": "used"})
+    assert b"".join(digest).decode().split()[0] == hashlib.sha256(focus).hexdigest()
+
+
+def test_the_menu_says_which_files_have_a_last_line(world: World, charged: Workload) -> None:
+    """The sentence names the CSV files without a last line: those of FOCUS."""
+    assert "FOCUS files have no such line" in CHECKED
+    for name, kind in EXPORT_KINDS.items():
+        if kind.extension == "csv":
+            last = bytes_of(world.finance, name).decode().splitlines()[-1]
+            assert last.startswith("# rows: ") == (not name.startswith("focus")), name
 
 
 def test_a_team_that_the_viewer_may_not_see_is_refused_like_one_that_does_not_exist(

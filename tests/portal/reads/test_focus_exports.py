@@ -54,6 +54,12 @@ def test_only_people_who_see_all_charges_get_invoices_and_costs(world: World, ch
     for role in ("finance", "auditor"):
         assert b"x_OwnerCost" in file_of(world.people[role], "focus-invoice-detail").splitlines()[0]
     assert b"x_OwnerCost" not in file_of(world.people["lead"], "focus-cost-and-usage")
+    # An operator with charges sees the cost of a GPU-hour, but gets no file with costs.
+    User.objects.filter(pk=charged.owner_id).update(operator=True)
+    operator = User.objects.get(pk=charged.owner_id)
+    for kind in ("focus-cost-and-usage", "focus-1.2-cost-and-usage"):
+        assert b"x_OwnerCost" not in file_of(operator, kind)
+        assert billed(operator, kind) == 100
     for kind in ("focus-invoice-detail", "focus-invoice-detail-parquet"):
         with pytest.raises(NotAllowed):
             file_of(world.people["lead"], kind)

@@ -14,6 +14,7 @@ import pytest
 
 from portal.models import User
 from portal.reads.money.exports import export_download
+from portal.services.money.billing_modes import set_billing_mode
 from scheduler.models import Project, Team, Workload
 from telemetry.exports import workbook
 from telemetry.models import StatementLine
@@ -84,6 +85,23 @@ def test_the_summary_has_the_total_of_each_cost_centre_as_the_page_shows_it(
     assert shown == {group.key: group.charged for group in table.groups}
 
 
+def test_the_summary_names_the_part_that_is_not_invoiced(world: World, charged: Workload) -> None:
+    set_billing_mode(
+        actor=world.finance, team=world.vision.team, mode="showback", first_month=JANUARY, now=world.now
+    )
+    book = workbook_of(world.finance)
+    rows = {row["A"]: row for row in sheets_of(book)["Summary"] if "G" in row and row["G"] != "not_invoiced"}
+    assert (rows["CC-vision"]["E"], rows["CC-vision"]["G"]) == (100, 100)
+    shown = sum(
+        line.charged_cents for line in StatementLine.objects.filter(showback=True, statement__month=JANUARY)
+    )
+    assert rows["Total"]["G"] == float(shown) > 100  # and the dedicated pool of the team
+    assert [row["G"] for name, row in rows.items() if name not in ("CC-vision", "CC-static", "Total")] == [
+        0 for name in rows if name not in ("CC-vision", "CC-static", "Total")
+    ]
+    assert any('="showback")' in formula for formula in formulas_of(book))
+
+
 def test_totals_are_formulas_over_the_statement_lines(world: World, charged: Workload) -> None:
     formulas = formulas_of(workbook_of(world.finance))
     assert any(text.startswith("SUMPRODUCT(EXACT('Statement lines'!$A$2:") for text in formulas)
@@ -96,6 +114,9 @@ def test_the_charge_lines_are_numbers_and_sum_to_the_statement(world: World, cha
     column = next(letter for letter, label in head.items() if label == "charged")
     assert sum(Decimal(str(line[column])) for line in lines) == 100
     assert "cost" not in head.values()
+    User.objects.filter(pk=charged.owner_id).update(operator=True)
+    operator = sheets_of(workbook_of(User.objects.get(pk=charged.owner_id)))
+    assert "cost" not in [*operator["Charge lines"][0].values(), *operator["Statement lines"][0].values()]
 
 
 def test_names_are_text_in_every_sheet_and_leave_the_file_valid(world: World, charged: Workload) -> None:
@@ -109,6 +130,28 @@ def test_names_are_text_in_every_sheet_and_leave_the_file_valid(world: World, ch
         assert shown == {f"'{name}" if name.startswith("<r>") else name.replace("_x0041_", "_x005F_x0041_")}
         assert not any(name in formula for formula in formulas_of(book))
     assert lines
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("day", date(2026, 1, 4), "2026-01-04"),
+        ("corrected_month", None, "none"),
+        ("corrected_month", "any", "any"),
+        ("corrected_month", date(2025, 12, 1), "2025-12"),
+        ("bucket", ("reserved_unused", "used"), "reserved_unused,used"),
+        ("bucket", "used", "used"),
+        ("pool", None, ""),
+    ],
+)
+def test_the_summary_names_each_filter_as_the_address_does(
+    world: World, charged: Workload, name: str, value: Any, text: str
+) -> None:
+    sheets = sheets_of(workbook_of(world.finance, {name: value}))
+    assert {"A": name, "B": text} in sheets["Summary"]
+    expected = charges_by("team", JANUARY, **{name: value}).charged
+    checks = {row["A"]: row["B"] for row in sheets["Checks"]}
+    assert Decimal(str(checks["Statement lines, EUR"])) == expected
 
 
 def test_a_code_that_looks_like_a_condition_gets_its_own_total(world: World, charged: Workload) -> None:

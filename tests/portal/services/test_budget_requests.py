@@ -6,6 +6,9 @@ from datetime import date, timedelta
 from typing import Any
 
 import pytest
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
 
 from portal import policy
 from portal.errors import Invalid, NotAllowed
@@ -13,8 +16,10 @@ from portal.models import Notification, Submission
 from portal.notices import delivery
 from portal.services.approvals import decisions, effects
 from portal.services.approvals.budget_requests import request_budget
+from portal.wording.request_texts import submission_summary
 from scheduler.core.rejection import OperationRejected
-from telemetry.models import Budget
+from telemetry.models import Budget, CostCentreShare
+from tests.telemetry.rows import directory
 from tests.world import World
 
 pytestmark = pytest.mark.django_db
@@ -77,6 +82,61 @@ def test_a_second_request_for_the_same_budget_is_refused_while_one_waits(world: 
         ask(world, amount="600")
     assert refused.value.code == "budget_request_waits"
     ask(world, measure="gpu_hours")
+
+
+def test_a_lead_requests_the_budget_of_a_project_and_of_a_cost_centre(world: World) -> None:
+    vision = world.vision
+    directory("CC-vision", "CC-language")
+    for team, code in ((vision, "CC-vision"), (world.language, "CC-language")):
+        CostCentreShare.objects.create(
+            project=team.project, code=code, valid_from=world.now, created_at=world.now
+        )
+    path = f"{vision.team.slug}/{vision.project.slug}"
+    of_project, of_centre = ask(world, project=vision.project), ask(world, cost_centre="CC-vision")
+    assert (of_project.payload["project"], of_centre.payload["cost_centre"]) == (path, "CC-vision")
+    ask(world)  # the budget of the team is another one
+    with pytest.raises(OperationRejected) as refused:
+        ask(world, project=vision.project, amount="600")
+    assert refused.value.numbers == {"owner": vision.project.name}
+    assert f"for March 2026, project {path}" in submission_summary("budget", of_project.payload)
+    assert "for March 2026, cost centre CC-vision" in submission_summary("budget", of_centre.payload)
+    assert effects.approval_effect(of_centre, world.now)["sentence"].startswith("CC-vision has no such")
+    for row in (of_project, of_centre):
+        decisions.approve_submission(actor=world.finance, submission=row, now=world.now)
+    budgets = set(Budget.objects.values_list("team", "project", "cost_centre", "amount"))
+    assert budgets == {(None, vision.project.pk, "", 500), (None, None, "CC-vision", 500)}
+
+
+def test_a_project_or_a_cost_centre_of_another_team_is_refused(world: World) -> None:
+    directory("CC-language")
+    CostCentreShare.objects.create(
+        project=world.language.project, code="CC-language", valid_from=world.now, created_at=world.now
+    )
+    with pytest.raises(Invalid, match=f"allowed: {world.vision.team.slug}/{world.vision.project.slug}"):
+        ask(world, project=world.language.project)
+    with pytest.raises(Invalid, match="cost_centre is 'CC-language'"):
+        ask(world, cost_centre="CC-language")
+
+
+def test_the_page_and_the_api_offer_the_budgets_of_projects_and_cost_centres(world: World) -> None:
+    directory("CC-vision")
+    CostCentreShare.objects.create(
+        project=world.vision.project, code="CC-vision", valid_from=world.now, created_at=world.now
+    )
+    client = Client()
+    client.force_login(world.vision.lead)
+    address, now = reverse("budget-request", args=[world.vision.team.slug]), timezone.now()
+    project = f"project:{world.vision.project.pk}"
+    choices = client.get(address).context["form"].fields["owner"].choices
+    assert [key for key, _ in choices] == ["team", project, "cost_centre:CC-vision"]
+    form = {"period": "month", "month": f"{now:%Y-%m}", "measure": "money", "amount": "750.00", "why": ""}
+    for owner in (project, "cost_centre:CC-vision"):
+        assert client.post(address, {**form, "owner": owner}).status_code == 302
+    body = {"team": world.vision.team.slug, "month": f"{now:%Y}-01-01", "period": "year", "amount": "900"}
+    path = f"{world.vision.team.slug}/{world.vision.project.slug}"
+    answer = client.post("/api/v1/budgets/requests/", {**body, "project": path}, "application/json")
+    assert (answer.status_code, answer.json()["payload"]["project"]) == (202, path)
+    assert Submission.objects.filter(kind="budget").count() == 3
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from portal.models import AuditEvent
 from portal.services.money.cost_centres import imports
 from telemetry.cost_centres.splits import Payer, load_splits
 from telemetry.models import CostCentre, CostCentreShare
+from tests.documents import table_rows
 from tests.seeds import first_cases
 from tests.telemetry import rows
 from tests.telemetry.rows import at
@@ -52,6 +53,18 @@ def test_a_preview_writes_nothing_and_the_import_does_what_it_shows(world: World
         ("change_cost_centre", "cli"),
     }
     assert states(world, text) == [(2, "unchanged"), (3, "unchanged"), (4, "unchanged")]
+
+
+def test_the_documented_preview_is_that_of_the_import(world: World) -> None:
+    rows.directory("CC-1", name="Imaging")
+    rows.directory("CC-2", name="Climate")
+    documented = table_rows("import")
+    lines = [line.strip("`") for line, _ in documented]
+    report = imports.preview_import(
+        actor=world.finance, text="\r\n".join(["code;name", *lines, ""]), now=world.now
+    )
+    shown = ["wrong" if line.problems else line.state for line in report.lines]
+    assert shown == [state for _, state in documented]
 
 
 def test_the_splits_of_projects_and_pools_are_imported(world: World) -> None:

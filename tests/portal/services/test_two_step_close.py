@@ -11,13 +11,19 @@ from django.db import DatabaseError, IntegrityError, transaction
 from portal.errors import Invalid, NotAllowed
 from portal.models import AuditEvent, Organisation, User
 from portal.services.money import months
+from portal.services.money.adjusting import decisions
+from portal.services.money.adjusting.drafts import AdjustmentRequest
+from portal.wording.refusal_texts import refusal_sentence
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Workload
 from telemetry.models import ChargedUntil, CloseProposal, Statement
 from telemetry.money import statements
 from telemetry.money.signing.statement_verification import verify_statement
+from telemetry.reads.chargeback import charges_by
+from tests.documents import table_rows
 from tests.portal.charged_january import START, charged
 from tests.portal.rejections import rejected
-from tests.telemetry.rows import change_in_place
+from tests.telemetry.rows import change_in_place, directory
 from tests.world import World
 
 __all__ = ["charged"]
@@ -92,6 +98,28 @@ def test_lines_that_changed_after_the_proposal_must_be_proposed_again(world: Wor
         months.close_month(actor=second, month=JANUARY, now=NOW)
     statements.set_idle_payer(JANUARY, "operator")
     assert months.close_month(actor=second, month=JANUARY, now=NOW).state == "closed"
+
+
+def test_the_documented_steps_of_two_people_have_these_results(world: World, second: User) -> None:
+    directory("CC-vision")
+    shown, steps = {"fin-1": world.finance, "fin-2": second}, []
+    proposed = propose(world)
+    steps.append(["fin-1 proposes January", f"charged {proposed.charged:,.2f}"])
+    credit = AdjustmentRequest(month=JANUARY, amount="-12.50", reason="x", cost_centre="CC-vision")
+    row = decisions.propose_adjustment(actor=shown["fin-1"], request=credit, now=NOW)
+    decisions.approve_adjustment(actor=shown["fin-2"], adjustment=row, now=NOW)
+    now_charged = charges_by("team", JANUARY).charged
+    steps.append(["fin-2 approves a credit of 12.50", f"charged {now_charged:,.2f}"])
+    with pytest.raises(OperationRejected) as refused:
+        months.close_month(actor=second, month=JANUARY, now=NOW)
+    words = refusal_sentence(refused.value).replace(",", "")
+    assert f"It was {proposed.charged:.2f} and is now {now_charged:.2f}" in words
+    result = f"refused: it was {proposed.charged:,.2f} and is now {now_charged:,.2f}"
+    steps.append(["fin-2 closes January", result])
+    steps.append(["fin-1 proposes January", f"charged {propose(world).charged:,.2f}"])
+    closed = months.close_month(actor=second, month=JANUARY, now=NOW)
+    steps.append(["fin-2 closes January", closed.state])
+    assert table_rows("two-people") == steps
 
 
 def test_a_month_that_is_not_over_is_not_proposed(world: World, second: User) -> None:

@@ -27,6 +27,7 @@ from portal.services.money.unusual_spend import (
 from portal.wording.pages.money.unusual_texts import finding
 from scheduler.models import Gpu, Reservation
 from telemetry.models import (
+    BillingZone,
     Charge,
     ChargeCell,
     Price,
@@ -175,6 +176,21 @@ def test_a_new_price_and_a_new_project_need_no_explanation_by_a_person(
     assert rows["new_price"].spend.amount == effect
     assert rows["new_price"].title == f"{H100} from 2.35 to 2.40 since 1 Mar: +{effect} EUR of the charges"
     assert "new since 5 Mar: 307.40 EUR" in rows["new_project"].title
+
+
+def test_a_new_price_begins_on_its_billing_day(world: World, spiked: Statement) -> None:
+    """At 06:00 UTC on 20 March, 19 March is not over in Los Angeles."""
+    created = datetime(2026, 1, 1, tzinfo=UTC)
+    BillingZone.objects.create(
+        first_month=FEBRUARY, time_zone="America/Los_Angeles", created_at=created, created_by=world.finance
+    )
+    for moment, price in ((created, "2.35"), (datetime(2026, 3, 20, 5, tzinfo=UTC), "4.70")):
+        Price.objects.create(
+            model=H100, cost_per_gpu_hour=1, price_per_gpu_hour=price, valid_from=moment, created_at=moment
+        )
+    refresh_unusual_spend(spiked, datetime(2026, 3, 20, 6, tzinfo=UTC))
+    found = UnusualSpend.objects.get(kind="new_price")
+    assert (found.first_day, found.last_day) == (SPIKE, SPIKE)
 
 
 def test_the_search_for_unusual_spend_is_repeated_each_hour_and_keeps_explained_rows(

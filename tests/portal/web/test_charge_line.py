@@ -20,7 +20,8 @@ from telemetry.core.charge_model import CHARGED_BUCKETS, ChargeBucket
 from telemetry.models import Charge
 from tests.architecture.sources import ROOT
 from tests.portal.charged_january import HELD, charged
-from tests.telemetry.rows import store_rollup
+from tests.portal.web.work_samples import reserve
+from tests.telemetry.rows import change_in_place, store_rollup
 from tests.world import World
 
 __all__ = ["charged"]
@@ -75,6 +76,17 @@ def test_the_page_links_the_workload_the_price_and_the_gpu(
     assert reverse("host", args=["alpha"]) in text and "alpha GPU 0" in text
     assert "attempt 1" in text and "CC-vision" in text
     assert "As lead you see all charges of Vision" in text
+
+
+def test_the_page_links_the_allocation_and_the_reservation(
+    world: World, line: Charge, charged: Workload
+) -> None:
+    booked = reserve(world, world.vision, "sprint", hours=1, length=2)
+    change_in_place(line, reservation_id=booked.pk)
+    text = page(world.vision.lead, line).content.decode()
+    attempt = f"{reverse('job', args=[charged.public_id])}?tab=attempts#attempt-{charged.attempt}"
+    assert f'<a href="{attempt}">{line.allocation_id}</a>' in text
+    assert f'<a href="{reverse("reservation", args=[booked.public_id])}">sprint</a>' in text
 
 
 def test_finance_sees_the_name_of_a_workload_whose_page_it_may_not_open(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,14 +14,20 @@ from django.utils import timezone
 
 from portal.models import Membership, User
 from portal.reads.money.charge_scope import charge_scope
+from portal.services.money import months
+from portal.services.money.adjusting import decisions
+from portal.services.money.adjusting.drafts import AdjustmentRequest
+from portal.wording.chargeback.charge_scope_texts import TEAM_SUM
 from scheduler.models import Workload
-from telemetry.models import Charge
-from tests.portal.charged_january import MONTH, charged
+from telemetry.models import Budget, Charge
+from tests.portal.charged_january import MONTH, charged, unusual_spend_of
 from tests.seeds import first_cases
-from tests.world import World
+from tests.telemetry.rows import directory
+from tests.world import World, make_user
 
 __all__ = ["charged"]
 pytestmark = pytest.mark.django_db
+JANUARY = date(2026, 1, 1)
 
 # Role: (kind of the scope, a part of the sentence on the page).
 SCOPES = {
@@ -115,6 +121,52 @@ def test_the_lines_of_a_workload_say_whose_they_are(world: World, charged: Workl
 )
 def test_the_page_of_budgets_says_whose_budgets_it_shows(world: World, role: str, sentence: str) -> None:
     assert sentence in signed_in(world.people[role]).get(reverse("budgets")).content.decode()
+
+
+@pytest.mark.parametrize("role", ["finance", "lead"])
+def test_each_page_about_one_amount_says_whose_charges_the_viewer_sees(
+    world: World, charged: Workload, role: str
+) -> None:
+    spend = unusual_spend_of(charged)
+    directory("CC-vision")
+    row = decisions.propose_adjustment(
+        actor=world.finance,
+        request=AdjustmentRequest(
+            kind="credit",
+            month=JANUARY,
+            amount="-12.50",
+            reason="slow host",
+            charge=Charge.objects.latest("charged").pk,
+        ),
+        now=timezone.now(),
+    )
+    decisions.approve_adjustment(
+        actor=make_user("finance-2", finance=True), adjustment=row, now=timezone.now()
+    )
+    months.close_month(actor=world.finance, month=JANUARY, now=datetime(2026, 2, 10, tzinfo=UTC))
+    pages = {
+        "cost-centre-statement": "2026-01/CC-vision/1",
+        "adjustment": row.number,
+        "unusual-spend": spend.pk,
+        "cost-centre": "CC-vision",
+        "job": charged.public_id,
+        "workload-report": charged.public_id,
+    }
+    client = signed_in(world.people[role])
+    for name, key in pages.items():
+        answer = client.get(reverse(name, args=[key]), {"tab": "cost"})
+        if role == "finance" and name in ("job", "workload-report"):
+            assert answer.status_code == 404  # finance sees charges, not the pages of work
+        else:
+            assert answer.status_code == 200, name
+            shows_charges = name != "cost-centre" or role == "finance"
+            assert (SCOPES[role][1] in answer.content.decode()) == shows_charges, name
+
+
+def test_the_home_page_says_that_a_budget_counts_everybody_in_the_team(world: World) -> None:
+    month = timezone.now().date().replace(day=1)
+    Budget.objects.create(team=world.vision.team, month=month, amount=1000)
+    assert TEAM_SUM in signed_in(world.people["member"]).get(reverse("home")).content.decode()
 
 
 # -- addresses -----------------------------------------------------------------------------------------------
@@ -235,6 +287,28 @@ def test_an_unknown_filter_of_utilisation_is_refused(world: World, field: str) -
     answer = signed_in(world.operator).get(reverse("utilisation"), {field: "nowhere"})
     assert answer.status_code == 404
     assert f"{field} is &#x27;nowhere&#x27;; allowed: " in answer.content.decode()
+
+
+@pytest.mark.parametrize("name", ["cost-centre-statements", "adjustments"])
+def test_a_list_refuses_a_parameter_that_it_does_not_have(world: World, charged: Workload, name: str) -> None:
+    answer = signed_in(world.finance).get(reverse(name), {"cost_centre": "CC-vision"})
+    assert answer.status_code == 404
+    assert "'cost_centre' is not a parameter of this page; allowed: month" in answer.context["message"]
+
+
+@pytest.mark.parametrize("endpoint", ["cost-centre-statements", "adjustments"])
+def test_a_list_of_the_api_refuses_an_unknown_cost_centre(
+    world: World, charged: Workload, endpoint: str
+) -> None:
+    address = f"/api/v1/{endpoint}/"
+    for role, code in (("finance", "CC-nowhere"), ("lead", "CC-robotics"), ("lead", "CC-nowhere")):
+        answer = signed_in(world.people[role]).get(address, {"cost_centre": code})
+        [error] = answer.json()["errors"]
+        assert (answer.status_code, error["field"], error["value"]) == (400, "cost_centre", code)
+        assert f"cost_centre is '{code}'; allowed: " in error["message"]
+    for role, code in (("finance", "CC-static"), ("finance", "CC-vision"), ("lead", "CC-vision")):
+        answer = signed_in(world.people[role]).get(address, {"cost_centre": code})
+        assert (answer.status_code, answer.json()["count"]) == (200, 0)
 
 
 # -- months --------------------------------------------------------------------------------------------------

@@ -16,7 +16,9 @@ from django.urls import reverse
 from rest_framework.test import APIClient
 
 from portal import policy
+from portal.wording.pages.money.correction_texts import cause_sentence
 from scheduler.models import Workload
+from telemetry.money.statements import set_idle_payer
 from telemetry.reads.chargeback import charges_by
 from tests.portal.charged_january import MONTH, charged
 from tests.world import World
@@ -81,6 +83,47 @@ def test_the_label_and_the_link_of_a_point_in_the_chart_name_the_same_day(
     assert f"day={MONTH}-05" in urls[5] and f"day={MONTH}-10" in urls[10]
 
 
+def test_the_terms_of_a_month_whose_teams_pay_idle_time_open_the_rows_that_sum_to_them(
+    world: World, charged: Workload
+) -> None:
+    assert set_idle_payer(JANUARY, "use")
+    client = Client()
+    client.force_login(world.finance)
+    terms = client.get(reverse("chargeback"), {"month": MONTH}).context["overview"]["equation"]["terms"]
+    urls = {term["label"]: term["url"] for term in terms}
+    amounts = {term["label"]: term["amount"] for term in terms}
+    assert Decimal(amounts["Charged"].replace(",", "")) > charges_by("bucket", JANUARY, bucket="used").charged
+    table = client.get(urls["Charged"]).context["table"]
+    assert f"{table.charged:,.2f}" == amounts["Charged"]
+    lines = client.get(urls["Idle and uncharged"])
+    total = lines.context["total"]
+    assert f"{total.cost - total.idle_share:,.2f}" == amounts["Idle and uncharged"]
+    assert f"teams pay €{total.idle_share:,.2f} of it as shares of idle time" in lines.content.decode()
+
+
+@pytest.mark.parametrize("name", ["chargeback-days", "chargeback-changes", "chargeback"])
+def test_each_csv_file_has_the_chosen_separator_and_decimal_sign(
+    world: World, charged: Workload, name: str
+) -> None:
+    client = Client()
+    client.force_login(world.finance)
+    query = {"month": MONTH, "format": "csv"} if name == "chargeback" else {}
+    address = reverse(name, args=[] if name == "chargeback" else [MONTH])
+
+    def rows_of(sign: str, **options: str) -> list[list[str]]:
+        answer: Any = client.get(address, {**query, **options})
+        return list(csv.reader(io.StringIO(b"".join(answer).decode()), delimiter=sign))[:-1]
+
+    plain, other = rows_of(","), rows_of(";", separator="semicolon", decimal="comma")
+    is_number = re.compile(r"-?\d+\.\d+")
+    assert other == [
+        [cell.replace(".", ",") if is_number.fullmatch(cell) else cell for cell in row] for row in plain
+    ]
+    assert any("," in cell for row in other for cell in row) == (name != "chargeback-changes")
+    refused = client.get(address, {**query, "decimal": "comma"})
+    assert refused.status_code == 404 and "which is also the separator" in refused.content.decode()
+
+
 @pytest.mark.parametrize("role", ["lead", "member"])
 def test_others_see_their_own_figures_without_the_terms_of_cost(
     world: World, charged: Workload, role: str
@@ -89,6 +132,21 @@ def test_others_see_their_own_figures_without_the_terms_of_cost(
     assert "Does it add up?" not in text and "Spend against budget" in text
     charged_to = charges_by("team", JANUARY, policy.visible_cells(world.people[role])).charged
     assert f'<dd class="hero-figure">{charged_to:,.2f}' in text
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "text"),
+    [
+        ("2026-10-14T03:00:00+00:00", "2026-10-14T05:00:00+00:00", "14 Oct 03:00-05:00 UTC"),
+        ("2026-10-14T03:00:00+00:00", "2026-10-15T05:00:00+00:00", "14 Oct 03:00 to 15 Oct 05:00 UTC"),
+        ("2026-10-14T03:00:00+00:00", None, "from 14 Oct 03:00 UTC"),
+    ],
+)
+def test_the_reason_of_a_correction_names_the_zone_of_its_times(
+    since: str, until: str | None, text: str
+) -> None:
+    numbers = {"host": "h2", "since": since, "until": until}
+    assert cause_sentence("host_silent", numbers) == f"host h2 was silent {text}"
 
 
 def test_the_panels_are_shown_only_without_a_filter(world: World, charged: Workload) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
@@ -12,14 +12,20 @@ from django.test import Client
 from django.urls import reverse
 
 from portal.models import AuditEvent, Organisation, User
+from portal.reads.money.exports import document_texts
 from portal.services.money import billing_settings, months
 from portal.web.money.closing.document_sheets import FIRST_SHEET_ROWS, SHEET_ROWS, make_sheets
+from telemetry.exports.documents.statement_pdf import statement_data
 from telemetry.models import CostCentreStatement
-from telemetry.reads.statement_document import DocumentRow
+from telemetry.money.charges import charge_all_gpus
+from telemetry.money.statements import close_month
+from telemetry.reads.statement_document import DocumentRow, corrected_lines, statement_document
 from tests.portal.charged_january import START, charged
+from tests.telemetry.conftest import rates
+from tests.telemetry.test_cents import APRIL, MARCH, corrected_march
 from tests.world import World, world_fixture
 
-__all__ = ["charged"]
+__all__ = ["charged", "corrected_march", "rates"]
 pytestmark = pytest.mark.django_db
 NUMBER = "2026-01/CC-vision/1"
 
@@ -89,6 +95,42 @@ def test_the_api_returns_the_statement_with_rows_that_sum_to_its_total(
     assert Decimal(found["statement"]["total"]) == sum(Decimal(row["amount"]) for row in found["rows"])
     listed = client.get("/api/v1/cost-centre-statements/", {"month": "2026-01", "cost_centre": "CC-vision"})
     assert [row["number"] for row in listed.json()["results"]] == [NUMBER]
+
+
+def test_each_row_of_a_statement_opens_the_charge_lines_that_sum_to_it(
+    world: World, closed: CostCentreStatement
+) -> None:
+    client = Client()
+    client.force_login(world.finance)
+    shown = client.get(reverse("cost-centre-statement", args=[closed.number])).context
+    rows = [entry for sheet in shown["sheets"] for entry in sheet.rows if entry.row is not None]
+    amounts: dict[str, Decimal] = {}
+    for entry in rows:
+        amounts[entry.url] = amounts.get(entry.url, Decimal(0)) + entry.row.amount
+    assert sum(amounts.values()) == closed.total == 100
+    for url, amount in amounts.items():
+        assert client.get(url).context["charged"] == amount
+
+
+def test_a_correction_names_the_statement_and_the_line_that_it_corrects(corrected_march: World) -> None:
+    may = datetime(2026, 5, 1, 2, tzinfo=UTC)
+    charge_all_gpus(may)
+    close_month(month=APRIL, closed_by=corrected_march.finance, now=may)
+    found = [statement_document(each) for each in CostCentreStatement.objects.filter(statement__month=APRIL)]
+    [document] = [each for each in found if each.corrections]
+    march = CostCentreStatement.objects.get(
+        statement__month=MARCH, cost_centre=document.statement.cost_centre
+    )
+    of_march, text = statement_document(march).rows, page(corrected_march.finance, document.statement.number)
+    printed = statement_data(document, 2, document_texts())["corrections"]
+    corrected = corrected_lines(document)
+    assert len(corrected) == len(document.corrections) == len(printed) > 0
+    for entry, line, typeset in zip(document.corrections, corrected, printed, strict=True):
+        assert line.number == march.number and line.line is not None
+        assert of_march[line.line - 1].subject == entry.subject
+        assert typeset["corrects"].replace("\u200b", "") == f"{march.number}, line {line.line}"
+        assert typeset["price"] == "2.40"
+        assert f">{march.number}, line {line.line}</a>" in text
 
 
 def row(number: int) -> DocumentRow:

@@ -307,11 +307,18 @@ def test_the_page_of_budgets_shows_the_range_and_the_record_of_a_forecast(world:
         team=world.vision.team, period="year", month=now.date().replace(month=1, day=1), amount="1000.00"
     )
     BudgetForecast.objects.create(
-        budget=year, expected=700, low=650, high=812, past_periods=10, past_inside=9, as_of=now
+        budget=year,
+        expected=700,
+        low=650,
+        high=812,
+        past_periods=10,
+        past_inside=9,
+        past_error=0.063,
+        as_of=now,
     )
     page = " ".join(signed_in(world.finance).get(reverse("budgets")).content.decode().split())
     assert "€650.00 to €812.00" in page
-    assert "9 of 10 years ended inside the range." in page
+    assert "9 of 10 years ended inside the range; the median error was 6 %." in page
     assert f"{now:%Y}</span>" in page
 
 
@@ -321,7 +328,14 @@ def test_a_lead_requests_a_different_budget_on_a_page_and_finance_finds_the_requ
         reverse("budget-request", args=["vision"])
         in lead.get(reverse("team", args=["vision"])).content.decode()
     )
-    form = {"period": "month", "month": "2126-04", "measure": "money", "amount": "x", "why": ""}
+    form = {
+        "owner": "team",
+        "period": "month",
+        "month": "2126-04",
+        "measure": "money",
+        "amount": "x",
+        "why": "",
+    }
     assert lead.post(url, form).status_code == 400
     assert lead.post(url, form | {"amount": "750.00"}).status_code == 302
     page = signed_in(world.finance).get(reverse("budgets")).content.decode()
@@ -334,7 +348,7 @@ def test_a_lead_requests_a_different_budget_on_a_page_and_finance_finds_the_requ
 
 
 def test_a_budget_request_names_an_invalid_month_and_the_allowed_form(world: World) -> None:
-    wrong = {"period": "month", "month": "2026-13", "measure": "money", "amount": "500"}
+    wrong = {"owner": "team", "period": "month", "month": "2026-13", "measure": "money", "amount": "500"}
     answer = signed_in(world.vision.lead).post(reverse("budget-request", args=["vision"]), wrong)
     assert answer.status_code == 400
     assert "allowed: a year and a month, such as 2026-03" in answer.content.decode()

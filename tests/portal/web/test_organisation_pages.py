@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 import pytest
 from django.test import Client
 from django.urls import reverse
@@ -129,6 +131,18 @@ def test_preferences_are_saved(world: World) -> None:
     assert response.status_code == 302
     member.refresh_from_db()
     assert (member.time_zone, member.theme) == ("Asia/Tokyo", "dark")
+
+
+@pytest.mark.parametrize("month", ["2026-13", "x", "2026-1"])
+@pytest.mark.parametrize("file", [{}, {"format": "csv"}])
+def test_the_audit_page_refuses_a_month_that_does_not_exist(
+    world: World, month: str, file: dict[str, str]
+) -> None:
+    answer = signed_in(world.operator).get(reverse("audit"), {"money_of": month, **file})
+    assert answer.status_code == 400
+    text = html.unescape(answer.content.decode())
+    assert f"money_of is '{month}'; allowed: a year and a month, such as 2026-10." in text
+    assert "No change found" in text
 
 
 def test_the_audit_page_shows_before_and_after_and_downloads_as_csv(world: World) -> None:

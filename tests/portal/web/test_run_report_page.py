@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +18,7 @@ from portal.models import Notification
 from portal.reads.money.cost_totals import prices, workload_costs
 from portal.reads.work.run_reports import ReportGap, RunReportDetails, run_report
 from portal.web.work import use_charts
+from portal.wording.chargeback.charge_scope_texts import HIDDEN_COSTS
 from scheduler.models import Run, Workload
 from telemetry.core.run_report import SERIES
 from telemetry.money.charges import charge_all_gpus
@@ -50,7 +52,7 @@ ran = world_fixture(write_ran, after=rates)
 
 
 def details_of(job: Workload) -> RunReportDetails:
-    found = run_report(job, at(12))
+    found = run_report(job, job.owner, at(12))
     assert found is not None
     return found
 
@@ -70,6 +72,33 @@ def test_the_cost_is_the_one_of_the_chargeback_page(rates: World, ran: Workload)
     shown = {group.key: group.charged for group in charges_by("workload", at(9).date().replace(day=1)).groups}
     assert details.cost == {"EUR": shown[ran.pk]} == workload_costs([ran.pk], at(12), prices(at(12)))[ran.pk]
     assert sum(Decimal(row["charged"]) for row in csv_of(rates, ran, "charges")) == shown[ran.pk]
+
+
+# Whether a person sees the charges of the work of another member of vision.
+SEES_CHARGES = {"member": True, "lead": True, "auditor": True, "team mate": False, "operator": False}
+
+
+@pytest.mark.parametrize("role", SEES_CHARGES)
+def test_only_people_who_see_the_charges_of_a_workload_see_its_cost(
+    rates: World, ran: Workload, role: str
+) -> None:
+    client, sees = signed_in(rates.people[role]), SEES_CHARGES[role]
+    cost = f"{details_of(ran).cost['EUR']:,.2f}"  # type: ignore[index]
+    job = reverse("job", args=[ran.public_id])
+    for address in (
+        f"{job}?tab=cost",
+        job,
+        reverse("workload-report", args=[ran.public_id]),
+        reverse("jobs"),
+    ):
+        text = html.unescape(client.get(address).content.decode())
+        assert (cost in text) == sees, address
+        assert (HIDDEN_COSTS in text) != sees, address
+    report = client.get(f"/api/v1/workloads/{ran.public_id}/report/").json()
+    assert (report["cost"] is None) == report["cost_hidden"] == (not sees)
+    assert report["charged_gpu_hours"] == details_of(ran).charged_gpu_hours > 0
+    file = client.get(reverse("workload-report-csv", args=[ran.public_id]), {"table": "charges"})
+    assert file.status_code == (200 if sees else 403)
 
 
 def test_a_preemption_is_a_gap_and_a_wait(rates: World, ran: Workload) -> None:

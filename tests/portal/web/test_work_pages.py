@@ -610,7 +610,9 @@ def test_stopping_a_ready_notebook_marks_no_startup_step_as_failed(world: World)
     Workload.objects.filter(pk__in=[desk.pk, slow.pk]).update(state="stopping", stop_requested="cancelled")
     for notebook, states in ((desk, ["done"] * 5), (slow, ["done"] * 3 + ["failed", "todo"])):
         piece = workload_details.workload_details(
-            [Workload.objects.select_related(*workload_details.RELATED).get(pk=notebook.pk)], timezone.now()
+            [Workload.objects.select_related(*workload_details.RELATED).get(pk=notebook.pk)],
+            world.vision.member,
+            timezone.now(),
         )[0]
         assert [step["state"] for step in workload_card.startup_steps(piece)] == states
 

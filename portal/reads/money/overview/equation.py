@@ -37,13 +37,15 @@ class MonthEquation:
 
     ``difference`` is the left side minus the right side; 0 if it adds up. ``charged`` contains ``adjusted``,
     the sum of credits and adjustments. They belong to no GPU, so the second term subtracts them again. A
-    month without them does not have this term.
+    month without them does not have this term. ``idle_shared`` is True if teams pay for idle time: their
+    shares are in ``charged``, and they have no charge lines.
     """
 
     terms: tuple[EquationTerm, ...]
     difference: Decimal
     pools: tuple[PoolEquation, ...]
     adjusted: Decimal
+    idle_shared: bool
 
     @property
     def holds(self) -> bool:
@@ -61,8 +63,11 @@ TERMS: tuple[tuple[TermKey, Literal[1, -1, 0]], ...] = (
 )
 
 
-def month_equation(conservation: dict[str, Any]) -> MonthEquation:
-    """Return the equation from the result of ``conservation_equation``."""
+def month_equation(conservation: dict[str, Any], *, idle_shared: bool) -> MonthEquation:
+    """Return the equation from the result of ``conservation_equation``.
+
+    ``idle_shared`` says whether the month has shares of idle time that teams pay.
+    """
     total, adjusted = conservation["total"], conservation["total"]["adjusted"]
     terms = [EquationTerm(key, sign, total[key]) for key, sign in TERMS]
     pools = [
@@ -71,7 +76,13 @@ def month_equation(conservation: dict[str, Any]) -> MonthEquation:
     ]
     if adjusted:
         terms, pools = _with_adjustments(terms, pools, adjusted)
-    return MonthEquation(tuple(terms), conservation["difference"], tuple(pools), adjusted)
+    return MonthEquation(
+        terms=tuple(terms),
+        difference=conservation["difference"],
+        pools=tuple(pools),
+        adjusted=adjusted,
+        idle_shared=idle_shared,
+    )
 
 
 def _with_adjustments(

@@ -102,7 +102,8 @@ def chargeback_overview(
 
     ``table`` is a table of all charges of the month that the viewer sees, ``budgets`` are the rows of
     ``budget_rows``, and ``conservation`` is the result of ``conservation_equation``; None if the viewer may
-    not see it. ``statements`` are those of all months. The number of queries is at most six.
+    not see it. ``statements`` are those of all months. The number of queries is at most six, and at most
+    eight more for a forecast of a part of the charges.
     """
     cells, currency, charged = policy.visible_cells(viewer), table.currency, table.charged
     first = min(previous_month(month), _back(month_of(now), SHOWN_MONTHS - 1))
@@ -122,11 +123,18 @@ def chargeback_overview(
         elapsed_days=(min(now, end) - start).total_seconds() / 86_400,
         months=tuple(each for each in months if _is_shown(each.month, month, now)),
         change=_change(month, now, months, currency, cells, statements),
-        forecast=month_forecast(month, now, scope, rows, budgets, charged, currency),
+        forecast=month_forecast(viewer, month, now, scope, rows, budgets, charged, currency),
         budget=budget,
         curve=spend_curve(month, now, rows, currency, limit),
-        equation=None if conservation is None else month_equation(conservation),
+        equation=None
+        if conservation is None
+        else month_equation(conservation, idle_shared=_is_idle_shared(table)),
     )
+
+
+def _is_idle_shared(table: ChargeTable) -> bool:
+    """Return True if a row has a share of idle time. The shares of several rows may cancel in the total."""
+    return any(group.idle_share for group in (*table.groups, *table.corrections))
 
 
 def _is_shown(each: date, month: date, now: datetime) -> bool:

@@ -18,11 +18,12 @@ from portal.services.money.adjusting import decisions
 from portal.services.money.adjusting.drafts import open_months
 from portal.web.money.adjusting.forms import AdjustmentDecisionForm, AdjustmentForm, WithdrawalForm
 from portal.web.money.months import month_or_404
-from portal.web.page.access import current_user, get_visible_or_404, sign_in_required
+from portal.web.page.access import check_parameters, current_user, get_visible_or_404, sign_in_required
 from portal.web.page.pagination import paginate
 from portal.wording.chargeback import adjustment_texts as texts
 from telemetry.models import Adjustment, AdjustmentState, Statement
 
+LIST_PARAMETERS = ("month", "page")
 PREFILLED = ("kind", "month", "amount", "cost_centre", "charge", "credited_month")
 
 
@@ -30,6 +31,7 @@ PREFILLED = ("kind", "month", "amount", "cost_centre", "charge", "credited_month
 def adjustments(request: HttpRequest) -> HttpResponseBase:
     """List the visible credits and adjustments of ``?month=``, or of all months; newest first."""
     user, now = current_user(request), timezone.now()
+    check_parameters(request, LIST_PARAMETERS)
     month = month_or_404(request.GET["month"], now) if request.GET.get("month") else None
     rows = visible_adjustments(user)
     page = paginate(request, rows if month is None else rows.filter(statement__month=month))
@@ -80,6 +82,7 @@ def adjustment(request: HttpRequest, number: str) -> HttpResponseBase:
     waits = row.state == AdjustmentState.PROPOSED
     context = {
         "row": row,
+        "scope": charge_scope(user),
         "facts": _facts(row, user),
         "state": texts.STATES[row.state],
         "effect": decisions.effect_of(row) if waits else None,

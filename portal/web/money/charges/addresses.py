@@ -13,9 +13,12 @@ from portal.input_checks import display_value
 from portal.models import User
 from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_filters import FILTERS, checked_filters
-from portal.web.money.filter_query import corrected_text, filter_query
-from portal.web.page.access import InvalidAddress, address_checks
+from portal.reads.money.exports import checked_dialect
+from portal.web.money.filter_query import filter_query
+from portal.web.page.access import InvalidAddress, address_checks, check_parameters
 from portal.wording.pages.money import money_pages
+from telemetry.core.csv_text import CsvDialect
+from telemetry.reads.chargeback import filter_text
 
 DIMENSION_LABELS = {
     "cost_centre": "Cost centre",
@@ -41,11 +44,7 @@ def requested_filters(
     ``parameters`` are the other parameters of the page. Raises InvalidAddress for an unknown parameter, and
     for a value that does not exist or that the viewer may not see.
     """
-    known = (*parameters, *FILTERS)
-    unknown = [name for name in request.GET if name not in known]
-    if unknown:
-        given, allowed = display_value(unknown[0]), ", ".join(known)
-        raise InvalidAddress(money_pages.PARAMETER_UNKNOWN.format(given=given, allowed=allowed))
+    check_parameters(request, (*parameters, *FILTERS))
     with address_checks():
         return checked_filters(viewer, month, request.GET)
 
@@ -53,6 +52,12 @@ def requested_filters(
 def requested_format(request: HttpRequest) -> str:
     """Return the format of ``?format=``; "" for the page. Raises InvalidAddress for an unknown format."""
     return requested_choice(request, "format", FORMATS, "")
+
+
+def requested_dialect(request: HttpRequest) -> CsvDialect:
+    """Return the separator and the decimal sign of the CSV file that the address asks for."""
+    with address_checks():
+        return checked_dialect(request.GET)
 
 
 def requested_choice(request: HttpRequest, name: str, allowed: tuple[str, ...], default: str) -> str:
@@ -82,7 +87,7 @@ def breadcrumbs(month: date, where: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _value_label(name: str, value: Any, month: date) -> str:
     if name == "corrected_month":
-        return f"{value:%B %Y}" if isinstance(value, date) else corrected_text(value)
+        return f"{value:%B %Y}" if isinstance(value, date) else filter_text(name, value)
     if name == "day":
         return f"{value:%-d %B %Y}"
     if isinstance(value, tuple):

@@ -15,14 +15,15 @@ from portal import policy
 from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_line_list import MAX_LISTED_LINES, charge_line_list
 from portal.reads.money.charge_scope import ChargeScope, charge_scope
+from portal.reads.money.exports import DIALECT_OPTIONS
 from portal.web.money.charges.addresses import breadcrumbs, lines_url, requested_filters, requested_format
 from portal.web.money.exports import export_menu, send_export
 from portal.web.money.months import month_or_404
-from portal.web.page.access import current_user, sign_in_required
+from portal.web.page.access import address_checks, current_user, sign_in_required
 from portal.wording.chargeback.charge_line_texts import bucket_label
 from telemetry.reads.chargeback import ChargeTable
 
-PARAMETERS = ("month", "page", "corrections", "format")
+PARAMETERS = ("month", "page", "corrections", "format", *DIALECT_OPTIONS)
 CORRECTIONS_PER_PAGE = 25
 
 
@@ -43,7 +44,9 @@ def charge_lines_under(
     """Render the charge lines of a month under checked filters; with ``?format=csv``, as a file."""
     user = current_user(request)
     if requested_format(request) == "csv":
-        return send_export(user, month, where, {"kind": "lines"})
+        options = {name: request.GET[name] for name in DIALECT_OPTIONS if name in request.GET}
+        with address_checks():
+            return send_export(user, month, where, {"kind": "lines", **options})
     lines = charge_line_list(user, month, where, request.GET.get("page"))
     table, statement = lines.table, reads.statement_of(month)
     is_closed = statement is not None and statement.state == "closed"

@@ -41,6 +41,7 @@ from portal.web.money.months import month_or_404
 from portal.web.page.access import current_user, sign_in_required
 from portal.wording.pages.money import charge_tree_texts
 from telemetry.core.billing_calendar import previous_month
+from telemetry.core.csv_text import CsvDialect
 from telemetry.money.closing.statement_months import StatementMonths
 
 PARAMETERS = ("month", *TREE_PARAMETERS)
@@ -161,6 +162,7 @@ def tree_file(
     where: Mapping[str, Any],
     address: TreeAddress,
     scope: ChargeScope,
+    dialect: CsvDialect,
     now: datetime,
 ) -> HttpResponseBase:
     """Return the rows that are open in the address as CSV, each level with all its rows.
@@ -173,7 +175,7 @@ def tree_file(
         tree = charge_tree(user, month, replace(query, whole_levels=True), budgets, now)
     except UnknownPathError as error:
         raise invalid_path(path_text(error.path)) from error
-    return charge_tree_csv(tree, month, scope, policy.sees_owner_cost(user))
+    return charge_tree_csv(tree, month, scope, policy.sees_all_charges(user), dialect)
 
 
 def _search_fields(month: date, where: Mapping[str, Any], address: TreeAddress) -> list[tuple[str, str]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 from portal.reads.money.charge_scope import ChargeScope
 from portal.reads.money.charge_tree import ChargeTree, TreeLevel
 from portal.streamed_file import StreamedFile
 from portal.web.page.csv_export import complete_csv_response
+from telemetry.core.csv_text import CsvDialect
 from telemetry.reads.chargeback import ChargeGroup
 
 AMOUNT_COLUMNS = (
@@ -27,7 +29,9 @@ SCOPE_COLUMN = "scope"
 TOTAL_LEVEL = 0  # the value of the column ``level`` in the row of the total
 
 
-def charge_tree_csv(tree: ChargeTree, month: date, scope: ChargeScope, with_cost: bool) -> StreamedFile:
+def charge_tree_csv(
+    tree: ChargeTree, month: date, scope: ChargeScope, with_cost: bool, dialect: CsvDialect
+) -> StreamedFile:
     """Return the open rows of the tree as CSV. ``with_cost`` adds the owner's cost of the GPUs.
 
     The first columns name the row and the rows above it, and ``level`` counts them: 1 for the first level. A
@@ -50,7 +54,7 @@ def charge_tree_csv(tree: ChargeTree, month: date, scope: ChargeScope, with_cost
         [*_padded(names, len(levels)), depth, *_group_cells(group, with_cost), scope.kind]
         for names, depth, group in _rows(tree)
     )
-    return complete_csv_response(f"charges-{month:%Y-%m}-by-{tree.levels[0]}.csv", head, rows)
+    return complete_csv_response(f"charges-{month:%Y-%m}-by-{tree.levels[0]}.csv", head, rows, dialect)
 
 
 def _deepest(level: TreeLevel) -> int:
@@ -89,7 +93,7 @@ def _group_cells(group: ChargeGroup, with_cost: bool) -> list[Any]:
     parts = [group.used, group.idle, group.unmeasured, group.reserved_unused]
     parts += [group.idle_share, group.adjustment]
     cost = [group.cost] if with_cost else []
-    coverage = None if group.coverage is None else f"{group.coverage:.4f}"
+    coverage = None if group.coverage is None else Decimal(f"{group.coverage:.4f}")
     corrected = None if group.corrected_month is None else f"{group.corrected_month:%Y-%m}"
-    amounts = [f"{group.gpu_hours:.4f}", *parts, group.charged, group.shown]
+    amounts = [Decimal(f"{group.gpu_hours:.4f}"), *parts, group.charged, group.shown]
     return [corrected, *amounts, *cost, coverage, group.currency]

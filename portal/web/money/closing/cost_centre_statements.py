@@ -13,23 +13,34 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal import policy
+from portal.models import User
 from portal.reads.money import documents as reads
 from portal.reads.money.charge_scope import charge_scope
+from portal.web.money.charges.addresses import lines_url
 from portal.web.money.closing.document_sheets import make_sheets
 from portal.web.money.months import month_or_404
-from portal.web.page.access import current_user, get_visible_or_404, sign_in_required
+from portal.web.page.access import check_parameters, current_user, get_visible_or_404, sign_in_required
 from portal.wording import money_texts
 from portal.wording.pages.money import statement_texts
 from telemetry.models import CostCentreStatement
 from telemetry.money.billing_months import billing_calendar
 from telemetry.money.signing.statement_verification import verify_statement
-from telemetry.reads.statement_document import StatementDocument, statement_document
+from telemetry.reads.statement_document import (
+    IDLE_SHARE,
+    DocumentRow,
+    StatementDocument,
+    corrected_lines,
+    statement_document,
+)
+
+LIST_PARAMETERS = ("month",)
 
 
 @sign_in_required
 def statement_list(request: HttpRequest) -> HttpResponseBase:
     """List the statements of cost centres of the month ``?month=``; without it, of the last visible month."""
     user, now = current_user(request), timezone.now()
+    check_parameters(request, LIST_PARAMETERS)
     months = reads.document_months(user)
     given = request.GET.get("month")
     month = month_or_404(given, now) if given else next(iter(months), None)
@@ -58,11 +69,17 @@ def statement_page(request: HttpRequest, number: str) -> HttpResponseBase:
     month, calendar = row.statement.month, billing_calendar()
     context = {
         "row": row,
+        "scope": charge_scope(user),
         "month": month,
         "document": document,
-        "sheets": make_sheets(document.rows, len(document.corrections), len(document.adjustments)),
+        "sheets": make_sheets(
+            document.rows,
+            len(document.corrections),
+            len(document.adjustments),
+            [_row_url(row, entry) for entry in document.rows],
+        ),
         "parts": _parts(document),
-        "corrections": _corrections(row, document),
+        "corrections": _corrections(user, row, document),
         "hours": sum(entry.gpu_hours for entry in document.rows),
         "correction_hours": sum(entry.gpu_hours for entry in document.corrections),
         "facts": money_texts.document_facts(
@@ -108,10 +125,39 @@ def _parts(document: StatementDocument) -> list[dict[str, Any]]:
     return found
 
 
-def _corrections(row: CostCentreStatement, document: StatementDocument) -> list[dict[str, Any]]:
-    """Return the corrections with the late facts behind them."""
+def _corrections(user: User, row: CostCentreStatement, document: StatementDocument) -> list[dict[str, Any]]:
+    """Return the corrections with the late facts behind them, and with the lines that they correct."""
     reasons: dict[date, str] = reads.correction_reasons(row) if document.corrections else {}
+    found = corrected_lines(document)
+    numbers = {corrected.number for corrected in found}
+    seen = set(reads.visible_documents(user).filter(number__in=numbers).values_list("number", flat=True))
     return [
-        {"row": entry, "why": reasons.get(entry.corrected_month or date.min, "")}
-        for entry in document.corrections
+        {
+            "row": entry,
+            "why": reasons.get(corrected.month, ""),
+            "corrects": money_texts.corrected_line_text(corrected),
+            "url": reverse("cost-centre-statement", args=[corrected.number])
+            if corrected.number in seen
+            else "",
+            "lines": _row_url(row, entry),
+        }
+        for entry, corrected in zip(document.corrections, found, strict=True)
     ]
+
+
+def _row_url(row: CostCentreStatement, entry: DocumentRow) -> str:
+    """Return the address of the charge lines behind a row; "" for a share of idle time, which has none."""
+    if entry.part == IDLE_SHARE:
+        return ""
+    where: dict[str, Any] = {
+        "cost_centre": row.cost_centre,
+        "project": entry.project_id,
+        "user": entry.user_id,
+        "type": entry.workload_type,
+        "model": entry.model,
+        "bucket": entry.bucket,
+        "corrected_month": entry.corrected_month,
+    }
+    if entry.workloads <= 1:
+        where["workload"] = entry.workload_id
+    return lines_url(row.statement.month, where)

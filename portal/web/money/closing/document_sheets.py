@@ -20,13 +20,17 @@ END_ROWS = 25  # height of the total, the checks, the digest and the signatures,
 
 @dataclass(frozen=True)
 class SheetRow:
-    """A row of a table. A ``group`` row has a title only; a ``line`` row has its number and its values."""
+    """A row of a table. A ``group`` row has a title only; a ``line`` row has its number and its values.
+
+    ``url`` is the address of the charge lines behind the row; empty if it has none.
+    """
 
     kind: Literal["group", "line"]
     title: str = ""
     number: int = 0
     work: str = ""
     part: str = ""
+    url: str = ""
     row: DocumentRow | None = None
 
 
@@ -42,17 +46,19 @@ class Sheet:
     end: bool = False
 
 
-def make_sheets(rows: Sequence[DocumentRow], corrections: int, adjustments: int = 0) -> list[Sheet]:
+def make_sheets(
+    rows: Sequence[DocumentRow], corrections: int, adjustments: int = 0, urls: Sequence[str] = ()
+) -> list[Sheet]:
     """Return the pages of a document, at least one.
 
-    The last page has the corrections, the adjustments, the total, the checks and the signatures.
-    ``corrections`` and ``adjustments`` are the numbers of their rows. A table that is longer than a page
-    continues on the next page.
+    ``urls`` has the address of the charge lines behind each row. The last page has the corrections, the
+    adjustments, the total, the checks and the signatures. ``corrections`` and ``adjustments`` are the numbers
+    of their rows. A table that is longer than a page continues on the next page.
     """
     sheets = [Sheet(1)]
     hours, amount = ZERO, ZERO
     free = FIRST_SHEET_ROWS
-    for entry in _with_groups(rows):
+    for entry in _with_groups(rows, urls):
         # A heading never stands alone at the end of a page.
         if free < (2 if entry.kind == "group" else 1):
             sheets[-1].carried = (hours, amount)
@@ -69,7 +75,7 @@ def make_sheets(rows: Sequence[DocumentRow], corrections: int, adjustments: int 
     return sheets
 
 
-def _with_groups(rows: Iterable[DocumentRow]) -> Iterable[SheetRow]:
+def _with_groups(rows: Iterable[DocumentRow], urls: Sequence[str]) -> Iterable[SheetRow]:
     """Yield the rows with their numbers, and a heading before each project and person."""
     heading = ""
     for number, row in enumerate(rows, start=1):
@@ -78,4 +84,5 @@ def _with_groups(rows: Iterable[DocumentRow]) -> Iterable[SheetRow]:
             heading = title
             yield SheetRow("group", title=title)
         work = money_texts.work_text(row)
-        yield SheetRow("line", number=number, work=work, part=statement_texts.PART_LABELS[row.part], row=row)
+        part, url = statement_texts.PART_LABELS[row.part], urls[number - 1] if urls else ""
+        yield SheetRow("line", number=number, work=work, part=part, url=url, row=row)

@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from portal import policy
 from portal.models import User
+from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.unusual_spend import UnusualRow, questions_about, unusual_rows
 from portal.services.money.unusual_spend import ask_about_spend, explain_unusual_spend, people_to_ask
 from portal.web.page.access import current_user, sign_in_required
@@ -60,7 +61,8 @@ def explain(request: HttpRequest, pk: int) -> HttpResponseBase:
         return redirect("unusual-spend", pk=pk)
     if form.is_valid() and _explained(request, form, spend, now):
         return redirect(f"{reverse('chargeback')}?month={month:%Y-%m}#unusual")
-    context = {"row": row, "form": form, "now": now, "month": month, **_asking(user, row, question)}
+    context = {"row": row, "form": form, "now": now, "month": month, "scope": charge_scope(user)}
+    context |= _asking(user, row, question)
     status = 400 if form.errors or question.errors else 200
     return render(request, "manage/unusual_spend.html", context, status=status)
 

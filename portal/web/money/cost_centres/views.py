@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from portal import policy
 from portal.reads.money import cost_centres as reads
+from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.unmapped import unmapped_payers
 from portal.services.money.cost_centres import directory, splits
 from portal.web.money.cost_centres.forms import (
@@ -60,6 +61,7 @@ def cost_centre(request: HttpRequest, code: str) -> HttpResponseBase:
     periods = reads.paid_periods(user, entry.code, now)
     context = {
         "entry": entry,
+        "scope": charge_scope(user),
         "current": [period for period in periods if period.is_now],
         "periods": periods,
         "months": reads.paid_months(entry.code) if policy.sees_all_charges(user) else [],

@@ -19,6 +19,7 @@ from portal.wording.chargeback import bridge_texts, overview_texts
 from telemetry.core.billing_calendar import previous_month
 from telemetry.core.charge_model import CHARGED_BUCKETS
 from telemetry.core.spending.spend_bridge import BridgeStep, SpendBridge
+from telemetry.reads.overview.spend_change import MonthPart
 
 CSV_COLUMNS = ("step", "from", "to", "amount", "note", "currency", "scope")
 PADDING = 0.1  # free part of the axis at each end
@@ -66,7 +67,7 @@ def bridge_csv_rows(overview: ChargebackOverview, scope: str) -> Iterator[list[A
     yield ["now", None, running, None, _days(change.days.now), *tail]
 
 
-def _days(part: Any) -> str:
+def _days(part: MonthPart) -> str:
     return overview_texts.days_text(part.month, part.until, part.is_whole)
 
 
@@ -86,11 +87,12 @@ def _rows(overview: ChargebackOverview, bridge: SpendBridge, low: float, high: f
     def place(value: Decimal) -> float:
         return (float(value) - low) / (high - low) * 100
 
-    def tick(label: str, value: Decimal) -> dict[str, Any]:
+    def tick(days: MonthPart, value: Decimal) -> dict[str, Any]:
         at = f"{place(value):.2f}"
-        return {"label": label, "amount": amount(value, currency), "tick": at, "end": at}
+        shown = {"label": _days(days), "url": lines_url(days.month), "amount": amount(value, currency)}
+        return {**shown, "tick": at, "end": at}
 
-    yield tick(_days(change.days.before), bridge.before)
+    yield tick(change.days.before, bridge.before)
     running = bridge.before
     for step in bridge.steps:
         left, right = sorted((place(running), place(running + step.amount)))
@@ -105,7 +107,7 @@ def _rows(overview: ChargebackOverview, bridge: SpendBridge, low: float, high: f
             "width": f"{max(right - left, 0.3):.2f}",
             "end": f"{place(running):.2f}",
         }
-    yield {**tick(_days(change.days.now), bridge.now), "end": ""}
+    yield {**tick(change.days.now, bridge.now), "end": ""}
 
 
 def _step_url(step: BridgeStep, overview: ChargebackOverview) -> str:

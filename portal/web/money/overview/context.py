@@ -8,9 +8,10 @@ from typing import Any
 
 from django.urls import reverse
 
-from portal.reads.money.overview.equation import EquationTerm
+from portal.reads.money.overview.equation import EquationTerm, MonthEquation
 from portal.reads.money.overview.page import ChargebackOverview
 from portal.web.components.quantities import amount
+from portal.web.money.filter_query import filter_query
 from portal.web.money.overview.addresses import lines_url
 from portal.web.money.overview.bridge_rows import bridge_panel, signed
 from portal.web.money.overview.spend_chart import spend_chart
@@ -143,7 +144,7 @@ def _equation(overview: ChargebackOverview) -> dict[str, Any]:
                 "amount": amount(term.amount, overview.currency),
                 "operator": "" if number == 0 else {1: "+", -1: "−", 0: "="}[term.sign],
                 "operator_name": texts.SIGN_NAMES[term.sign],
-                "url": _term_url(term, overview.month),
+                "url": _term_url(term, equation, overview.month),
             }
             for number, term in enumerate(equation.terms)
         ],
@@ -156,10 +157,16 @@ def _equation(overview: ChargebackOverview) -> dict[str, Any]:
     }
 
 
-def _term_url(term: EquationTerm, month: date) -> str:
-    """Return the address of the charge lines behind a term; of the adjustments for the term ``adjusted``."""
+def _term_url(term: EquationTerm, equation: MonthEquation, month: date) -> str:
+    """Return the address of the charge lines behind a term; of the adjustments for the term ``adjusted``.
+
+    Shares of idle time and adjustments have no charge lines. A charge that contains them opens the table by
+    bucket, whose total it is.
+    """
     if term.key == "adjusted":
         return f"{reverse('adjustments')}?month={month:%Y-%m}"
+    if term.key == "charged" and (equation.idle_shared or equation.adjusted):
+        return f"{reverse('chargeback')}?{filter_query(month, {}, by='bucket')}"
     buckets = TERM_BUCKETS.get(term.key)
     return lines_url(month, bucket=",".join(buckets)) if buckets else lines_url(month)
 

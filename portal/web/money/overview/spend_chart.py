@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import date
+from dataclasses import dataclass
+from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -15,6 +16,7 @@ from portal.web.money.overview.addresses import lines_url
 from portal.wording.chargeback import overview_texts as texts
 from scheduler.core.model.slots import SLOT_SECONDS_PER_GPU_HOUR
 from telemetry.core.billing_calendar import previous_month
+from telemetry.reads.chargeback import ANY_MONTH
 
 DAYS_PER_LABEL = 5
 CSV_COLUMNS = (
@@ -34,7 +36,7 @@ CSV_COLUMNS = (
 
 def spend_chart(overview: ChargebackOverview) -> UtilisationChart:
     """Return the chart. A click on a day opens the lines of the day; the table has the same links."""
-    urls = [lines_url(overview.month, day=each.day.isoformat()) for each in overview.curve.days]
+    urls = _urls(overview)
     return UtilisationChart(
         texts.CURVE_TITLE,
         f"{overview.month:%B %Y} in {overview.currency}",
@@ -42,6 +44,29 @@ def spend_chart(overview: ChargebackOverview) -> UtilisationChart:
         csv_columns_of(*texts.CURVE_COLUMNS),
         list(_table_rows(overview, urls)),
     )
+
+
+@dataclass(frozen=True)
+class ChartUrls:
+    """The charge lines behind each point, of the month and of the month before.
+
+    The first address of each has the corrections of earlier months, and is empty without corrections. The
+    others have the days of the month in their order.
+    """
+
+    own: list[str]
+    former: list[str]
+
+
+def _urls(overview: ChargebackOverview) -> ChartUrls:
+    month, former, curve = overview.month, previous_month(overview.month), overview.curve
+    days = range(len(curve.days))
+
+    def of(shown: date, corrections: Decimal | None) -> list[str]:
+        first = lines_url(shown, corrected_month=ANY_MONTH) if corrections else ""
+        return [first, *(lines_url(shown, day=(shown + timedelta(days=n)).isoformat()) for n in days)]
+
+    return ChartUrls(of(month, curve.corrections), of(former, curve.former_corrections))
 
 
 def spend_csv_rows(overview: ChargebackOverview, scope: str) -> Iterator[list[Any]]:
@@ -61,30 +86,42 @@ def spend_csv_rows(overview: ChargebackOverview, scope: str) -> Iterator[list[An
     for number, day in enumerate(curve.days, start=1):
         is_last = number == len(curve.days) and forecast is not None
         figures = [forecast.low, forecast.expected, forecast.high] if forecast and is_last else none
-        hours = None if day.charged is None else f"{day.slot_seconds / SLOT_SECONDS_PER_GPU_HOUR:.4f}"
+        hours = (
+            None if day.charged is None else Decimal(f"{day.slot_seconds / SLOT_SECONDS_PER_GPU_HOUR:.4f}")
+        )
         amounts = [day.charged, day.total, day.former_total, day.even_pace]
         yield [day.day.isoformat(), hours, *amounts, *figures, *tail]
 
 
-def _table_rows(overview: ChargebackOverview, urls: list[str]) -> Iterator[list[Any]]:
+def _table_rows(overview: ChargebackOverview, urls: ChartUrls) -> Iterator[list[Any]]:
     curve, currency = overview.curve, overview.currency
 
     def shown(value: Decimal | None) -> str:
         return "" if value is None else amount(value, currency)
 
     if curve.corrections or curve.former_corrections:
-        first = [texts.CORRECTIONS_ROW, "", shown(curve.corrections), shown(curve.corrections)]
-        yield [*first, shown(curve.former_corrections), ""]
-    for day, url in zip(curve.days, urls, strict=True):
+        first = [
+            _cell(texts.CORRECTIONS_ROW, urls.own[0]),
+            "",
+            shown(curve.corrections),
+            shown(curve.corrections),
+        ]
+        yield [*first, _cell(shown(curve.former_corrections), urls.former[0]), ""]
+    for day, url, former_url in zip(curve.days, urls.own[1:], urls.former[1:], strict=True):
         known = day.charged is not None
         yield [
-            {"text": f"{day.day:%-d %b}", "url": url} if known else f"{day.day:%-d %b}",
+            _cell(f"{day.day:%-d %b}", url if known else ""),
             grouped(day.slot_seconds / SLOT_SECONDS_PER_GPU_HOUR, 1) if known else "",
             shown(day.charged),
             shown(day.total),
-            shown(day.former_total),
+            _cell(shown(day.former_total), former_url if day.former_total is not None else ""),
             shown(day.even_pace),
         ]
+
+
+def _cell(text: str, url: str) -> Any:
+    """Return a cell of the table, with a link if there is one."""
+    return {"text": text, "url": url} if url else text
 
 
 def _points(start: Decimal | None, days: tuple[CurveDay, ...], name: str) -> tuple[list[int], list[float]]:
@@ -95,7 +132,7 @@ def _points(start: Decimal | None, days: tuple[CurveDay, ...], name: str) -> tup
     return places, [float(values[number]) for number in places]
 
 
-def _traces(overview: ChargebackOverview, urls: list[str]) -> Iterator[dict[str, Any]]:
+def _traces(overview: ChargebackOverview, urls: ChartUrls) -> Iterator[dict[str, Any]]:
     """Yield the traces. A point stands at the end of its day; the first one is the start of the month."""
     curve, month, currency = overview.curve, overview.month, overview.currency
     names = {
@@ -110,11 +147,14 @@ def _traces(overview: ChargebackOverview, urls: list[str]) -> Iterator[dict[str,
         "mode": "lines+markers",
         "fill": "tozeroy",
         "meta": {"colour": "accent", "fill": "accent-wash"},
-        "customdata": ["", *urls][: len(places)],
+        "customdata": [urls.own[place] for place in places],
     }
     places, values = _points(curve.former_corrections, curve.days, "former_total")
     if curve.former_corrections is not None:
-        yield _line(names["former"], places, values, "edge", hover, dash="dot")
+        yield {
+            **_line(names["former"], places, values, "edge", hover, dash="dot"),
+            "customdata": [urls.former[place] for place in places],
+        }
     if overview.forecast:
         yield from _cone(overview, names, hover)
     if overview.budget and overview.budget.covers_all:

@@ -21,7 +21,10 @@ UNKNOWN_CAUSE = "a fact became known after the close"
 
 
 def cause_sentence(code: str, numbers: Mapping[str, Any]) -> str:
-    """Return the reason of a correction, such as "host h2 was silent 14 Oct 03:00-05:00"."""
+    """Return the reason of a correction, such as "host h2 was silent 14 Oct 03:00-05:00 UTC".
+
+    Times are in UTC, also in a month in another zone, because the same sentence is in every file.
+    """
     sentence = SENTENCES.get(code)
     if sentence is None:
         return UNKNOWN_CAUSE
@@ -31,7 +34,7 @@ def cause_sentence(code: str, numbers: Mapping[str, Any]) -> str:
         cost_centre=numbers.get("cost_centre", ""),
         workload=numbers.get("workload", ""),
         span=_span(since, until),
-        until=f"{until:%-d %b %H:%M}" if until else "",
+        until=f"{until:%-d %b %H:%M} UTC" if until else "",
     )
 
 
@@ -44,7 +47,7 @@ def _span(since: datetime | None, until: datetime | None) -> str:
     if since is None:
         return ""
     if until is None:
-        return f"from {since:%-d %b %H:%M}"
+        return f"from {since:%-d %b %H:%M} UTC"
     if since.date() == until.date():
-        return f"{since:%-d %b %H:%M}-{until:%H:%M}"
-    return f"{since:%-d %b %H:%M} to {until:%-d %b %H:%M}"
+        return f"{since:%-d %b %H:%M}-{until:%H:%M} UTC"
+    return f"{since:%-d %b %H:%M} to {until:%-d %b %H:%M} UTC"

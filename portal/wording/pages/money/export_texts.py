@@ -20,7 +20,15 @@ KIND_LABELS = {
     "focus-1.2-cost-and-usage": ("FOCUS 1.2 CostAndUsage, CSV", "for programs without 1.4"),
     "focus-1.2-cost-and-usage-parquet": ("FOCUS 1.2 CostAndUsage, Parquet", "the same rows with types"),
 }
-CHECKED = "The last line of each CSV file has its row count and SHA-256 digest."
+CHECKED = (
+    "The last line of a CSV file has its row count and its SHA-256 digest. FOCUS files have no such line; "
+    "their digest is a file of its own."
+)
+SEPARATOR_LABEL = "Separator"
+DECIMAL_LABEL = "Decimal sign"
+# Values of the options with their labels.
+SEPARATORS = {"comma": "comma", "semicolon": "semicolon", "tab": "tab"}
+DECIMAL_SIGNS = {"point": "point", "comma": "comma"}
 PROVISIONAL = "provisional"
 
 

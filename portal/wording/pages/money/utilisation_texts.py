@@ -12,7 +12,10 @@ PERIODS = (
 )
 PERIOD_IN_ZONE = "{window}, {zone}"
 HELD_HINT = "mean GPUs held by team in each step of {hours:g} h, times in {zone}"
-USE_BY_HINT = "mean GPUs over the period; bars: busy, and held but not busy"
+USE_BY_HINT = (
+    "mean GPUs over the period; bars: busy, and held but not busy; Charged: sum of the charge lines, which "
+    "may differ from a statement by a cent"
+)
 NOW_HINT = "busy share at the last reading"
 NOW_SIMULATED_HINT = "busy share at the last reading, simulated hosts"
 RHYTHM_HINT = "mean busy share of held GPUs by weekday and hour, times in {zone}"
