@@ -35,6 +35,7 @@ ROLLUP_MEASURES = (
     *("held_seconds", "covered_seconds", "samples", "utilisation_seconds", "utilisation_max"),
     *("busy_seconds", "inefficient_seconds", "sm_unmeasured_seconds", "idle_seconds", "empty_seconds"),
     *("sm_active_seconds", "tensor_active_seconds", "memory_used_max_mib", "energy_mj", "energy_faults"),
+    *("utilisation_unknown_seconds", "sm_unknown_seconds"),
 )
 # The SQL and the type in Parquet files of each column. An empty cell is unknown.
 ROLLUP_COLUMNS: dict[str, tuple[str, str]] = {
