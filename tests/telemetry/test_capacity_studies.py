@@ -11,8 +11,9 @@ import pytest
 
 from benchmarks import telemetry_forecast
 from benchmarks.telemetry_forecast import recorded_quarter
+from portal.reads.fleet.capacity_studies import ModelStudy, study_details
 from scheduler.core.model.snapshot import Ask
-from scheduler.models import Workload
+from scheduler.models import Gpu, Workload
 from telemetry.capacity import studies
 from telemetry.capacity.recorded import recorded_demand
 from telemetry.core.capacity.quarter_replay import demand_text, read_demand, replay
@@ -179,6 +180,34 @@ def test_a_period_with_too_many_requests_begins_later_and_says_so(world: World) 
     demand, facts = recorded_demand(world.shared.pk, at(0, day=3), at(0, day=4), at(0, day=4), max_requests=2)
     assert (facts.requests_of_period, facts.requests) == (6, 2)
     assert demand.start == int(at(4, day=3).timestamp())
+
+
+@pytest.mark.django_db
+def test_a_replay_is_not_compared_with_waits_of_another_number_of_gpus(used: World) -> None:
+    def changed() -> tuple[list[str], ModelStudy]:
+        CapacityStudy.objects.all().delete()
+        studies.create_study(used.shared, H100, 600, used.operator, at(0, day=6))
+        done = studies.run_next_study(clock_from(at(1, day=6)))
+        assert done is not None
+        (model,) = study_details(done).models
+        return done.facts["changed_models"], model
+
+    gpus = Gpu.objects.filter(pool=used.shared, model=H100)
+    models, same = changed()
+    assert models == [] and same.wait_error is not None
+    grown = gpus.filter(pk__in=gpus.order_by("-pk").values("pk")[:2])
+    grown.update(created_at=at(12, day=4))
+    models, other = changed()
+    assert models == [H100] and other.wait_error is None and not other.is_trusted
+    assert other.trust.startswith(f"The number of {H100} changed in this time")
+    # A GPU that was swapped in its slot is no change of the number, and neither is one before the requests.
+    grown.update(created_at=at(12, day=2))
+    first = gpus.first()
+    assert first is not None
+    gpus.filter(pk=first.pk).update(retired_at=at(12, day=4))
+    first.pk, first.uuid, first.created_at = None, "GPU-in-the-same-slot", at(12, day=4)
+    first.save()
+    assert changed()[0] == []
 
 
 def clock_from(start: dt.datetime, step: dt.timedelta = dt.timedelta()) -> Callable[[], dt.datetime]:
