@@ -97,6 +97,16 @@ def test_the_demand_of_past_days_is_read_once_a_day(rates: World) -> None:
     assert demand_before(dt.date(2026, 3, 6), dt.UTC) == first
 
 
+def test_a_forecast_of_an_unknown_model_is_refused_with_the_models(world: World) -> None:
+    client = APIClient()
+    client.force_authenticate(world.vision.member)
+    refused = client.get("/api/v1/demand-forecast/", {"model": "nowhere"})
+    assert refused.status_code == 400
+    assert refused.json()["errors"][0]["message"] == f"model is 'nowhere'; allowed: {A100}, {H100}."
+    parts = client.get("/api/v1/demand-forecast/", {"model": H100}).json()["parts"]
+    assert {part["model"] for part in parts} == {H100}
+
+
 def test_people_see_the_forecast_of_the_pools_that_they_may_use(world: World) -> None:
     seen = {}
     for who in (world.vision.member, world.language.member):
