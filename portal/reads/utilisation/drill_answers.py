@@ -58,7 +58,7 @@ def _run_samples(scope: UtilisationScope, levels: Mapping[str, str]) -> Rows:
 
 
 LEVEL_ANSWERS: dict[str, LevelAnswer] = {
-    "host-gpus": LevelAnswer(("host",), ("gpu", "model", "start", "busy_share"), _gpu_hours),
+    "host-gpus": LevelAnswer(("host",), ("gpu", "model", "start", "utilisation"), _gpu_hours),
     "gpu-runs": LevelAnswer(
         ("host", "gpu"), ("workload", "name", "team", "start", "end", "share"), _gpu_runs
     ),
