@@ -257,8 +257,12 @@ def _levels(
         (
             shape,
             {
-                "xref": "paper", "y": value, "yanchor": "bottom", **place,
-                "text": text.format(gpus=grouped(value)), "showarrow": False,
+                "xref": "paper",
+                "y": value,
+                "yanchor": "bottom",
+                **place,
+                "text": text.format(gpus=grouped(value)),
+                "showarrow": False,
             },
         )
         for shape, value, text, place in levels
