@@ -20,6 +20,7 @@ from telemetry.core.capacity.quarter_replay import demand_text, read_demand, rep
 from telemetry.core.capacity.size_figures import (
     SizeFigures,
     WaitFigures,
+    next_size,
     recorded_waits,
     requests_of_model,
     size_figures,
@@ -210,6 +211,35 @@ def test_a_replay_is_not_compared_with_waits_of_another_number_of_gpus(used: Wor
     assert changed()[0] == []
 
 
+@pytest.mark.django_db
+def test_the_smallest_number_of_gpus_is_searched_below_and_between_the_fixed_sizes(used: World) -> None:
+    studies.create_study(used.shared, H100, 600, used.operator, at(0, day=6))
+    done = studies.run_next_study(clock_from(at(1, day=6)))
+    assert done is not None
+    (model,) = study_details(done).models
+    # Four GPUs are wanted at once; with three of them, one request of four waits for an hour.
+    assert model.recommended is not None and model.recommended.gpus == 4
+    assert {3, 4} <= {size.gpus for size in model.sizes}
+    assert [size.gpus for size in model.sizes if size.change == 0] == [model.present.gpus]
+
+
+@pytest.mark.parametrize(
+    ("waits", "gpus"),
+    [
+        ({8: 900.0, 10: 600.0}, 9),
+        ({9: 900.0, 10: 600.0}, None),
+        ({80: 100.0, 100: 100.0}, 40),  # each replayed size keeps the limit
+        ({1: 100.0}, None),
+        ({8: 900.0, 10: 900.0}, None),
+        ({8: None, 10: None}, None),  # without requests, there is nothing to search for
+    ],
+)
+def test_the_next_size_halves_the_distance_to_the_size_that_fails(
+    waits: dict[int, float | None], gpus: int | None
+) -> None:
+    assert next_size([size(number, p95) for number, p95 in waits.items()], 600) == gpus
+
+
 def clock_from(start: dt.datetime, step: dt.timedelta = dt.timedelta()) -> Callable[[], dt.datetime]:
     """Return a clock that advances by ``step`` with each reading."""
     times = [start]
@@ -243,15 +273,8 @@ def test_a_study_runs_once_and_keeps_its_frozen_demand_and_its_sizes(used: World
     study = studies.create_study(used.shared, H100, 600, used.operator, at(0, day=6))
     done = studies.run_next_study(clock_from(at(1, day=6)))
     assert done is not None and done.pk == study.pk and done.state == "done" and done.progress == 1.0
-    assert [row["change"] for row in sorted(done.sizes, key=lambda row: row["gpus"])] == [
-        -20,
-        -10,
-        0,
-        10,
-        20,
-        30,
-        40,
-    ]
+    fixed = [row["change"] for row in sorted(done.sizes[:7], key=lambda row: row["gpus"])]
+    assert fixed == [-20, -10, 0, 10, 20, 30, 40]
     assert {row["model"] for row in done.sizes} == {H100} and done.sizes[0]["change"] == 0
     assert done.recorded[H100]["p95"] == 3_600 and done.facts["requests"] == 12
     assert done.facts["cost_per_gpu_month"][H100] is not None
@@ -271,7 +294,7 @@ def test_a_lost_study_is_taken_over_with_the_sizes_that_are_done(used: World) ->
     CapacityStudy.objects.update(state="running", active_at=at(1, day=6), sizes=kept)
     assert studies.run_next_study(clock_from(at(1, 4, day=6))) is None
     done = studies.run_next_study(clock_from(at(1, 6, day=6)))
-    assert done is not None and done.state == "done" and len(done.sizes) == 7 and done.sizes[:2] == kept
+    assert done is not None and done.state == "done" and len(done.sizes) > 7 and done.sizes[:2] == kept
 
 
 @pytest.mark.django_db
@@ -292,7 +315,8 @@ def test_a_task_that_was_silent_for_too_long_leaves_the_study_to_the_task_that_t
     monkeypatch.setattr(studies, "replay", be_slow)
     studies.run_next_study(clock_from(at(1, day=6)))
     done = CapacityStudy.objects.get(pk=study.pk)
-    assert done.state == "done" and len(done.sizes) == 7 and done.ended_at == at(1, 6, day=6)
+    assert done.state == "done" and len({row["gpus"] for row in done.sizes}) == len(done.sizes)
+    assert done.ended_at == at(1, 6, day=6)
 
 
 @pytest.mark.django_db

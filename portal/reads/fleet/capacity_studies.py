@@ -17,6 +17,7 @@ from telemetry.core.capacity.size_figures import (
     SizeFigures,
     WaitFigures,
     keeps_wait,
+    size_of_row,
     smallest_size,
     wait_error,
 )
@@ -130,7 +131,7 @@ def study_details(study: CapacityStudy) -> StudyDetails:
 
 def _model_study(study: CapacityStudy, model: str) -> ModelStudy:
     figures = sorted(
-        (_figures(size) for size in study.sizes if size["model"] == model), key=lambda size: size.gpus
+        (size_of_row(size) for size in study.sizes if size["model"] == model), key=lambda size: size.gpus
     )
     recorded = _waits(study.recorded[model])
     present = next(size for size in figures if size.change == 0)
@@ -160,10 +161,6 @@ def _size_row(
         None if monthly is None else round_amount(monthly * (size.gpus - present), unit),
         keeps_wait(size.waits, limit),
     )
-
-
-def _figures(size: dict[str, Any]) -> SizeFigures:
-    return SizeFigures(**{**size, "waits": _waits(size["waits"])})
 
 
 def _waits(values: dict[str, Any]) -> WaitFigures:
