@@ -140,6 +140,7 @@ def _advice(details: RunReportDetails) -> list[dict[str, str]]:
         {
             "headline": run_report_texts.advice_headline(advice),
             "evidence": run_report_texts.advice_evidence(advice),
+            "anchor": run_report_pages.ADVICE_ANCHORS[advice.code],
             "cost": run_report_texts.COST_WITH_FEWER.format(
                 less=money_sums(less), cost=money_sums(details.cost)
             )
