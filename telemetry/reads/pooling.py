@@ -49,8 +49,10 @@ class PoolingSavings:
 
 @dataclass(frozen=True)
 class OwnedGpus:
-    """The GPUs of a period. ``lives`` are (start, end, number of GPUs) in seconds since the epoch."""
+    """The GPUs of a period. ``lives`` are (start, end, number of GPUs); times are seconds since the epoch."""
 
+    start: float
+    end: float
     lives: list[tuple[float, float, int]]
 
     @property
@@ -61,11 +63,17 @@ class OwnedGpus:
         return float(max(accumulate((count for _, count in changes), initial=0)))
 
     def per_step(self, edges: Sequence[float]) -> list[float]:
-        """Return the mean number of GPUs between each two adjacent edges."""
+        """Return the mean number of GPUs between each two adjacent edges.
+
+        Of a step that is partly outside the period, the part inside counts.
+        """
         lives = [HeldInterval(None, "", start, end, count, False) for start, end, count in self.lives]
         if not lives:
             return [0.0] * (len(edges) - 1)
-        return [float(gpus) for gpus in slot_seconds_per_step(lives, edges) / np.diff(np.asarray(edges))]
+        inside = np.clip(np.asarray(edges), self.start, self.end)
+        seconds, lengths = slot_seconds_per_step(lives, list(inside)), np.diff(inside)
+        gpus = np.divide(seconds, lengths, out=np.zeros_like(seconds), where=lengths > 0)
+        return [float(value) for value in gpus]
 
 
 def pooling_savings(filters: UsageFilters, reads: UsageRows | None = None) -> PoolingSavings:
@@ -110,4 +118,4 @@ def owned_gpus(filters: UsageFilters) -> OwnedGpus:
     values = {"start": filters.start, "end": filters.end, "pool": filters.pool, "model": filters.model}
     with connection.cursor() as cursor:
         cursor.execute(_OWNED_SQL, values)
-        return OwnedGpus(cursor.fetchall())
+        return OwnedGpus(filters.start.timestamp(), filters.end.timestamp(), cursor.fetchall())

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from typing import Any
 
 from portal import policy
@@ -15,6 +16,7 @@ from portal.reads.utilisation import fleet_map
 from portal.reads.utilisation.figures import key_figures
 from portal.reads.utilisation.query import UtilisationScope
 from telemetry.reads.live_readings import LiveUnitReading, live_unit_readings
+from telemetry.reads.usage_over_time import default_step, held_over_time, step_edges
 from telemetry.reads.utilisation.heatmap import utilisation_heatmap
 from telemetry.reads.utilisation.waste import WASTE_STEPS
 from telemetry.reads.wait_times import WAIT_GROUPS
@@ -85,6 +87,23 @@ def _use_over_time(scope: UtilisationScope) -> Rows:
         [start.isoformat(), line.name, held, busy]
         for line in scope.series
         for start, held, busy in zip(line.starts, line.held, line.busy, strict=True)
+    ]
+
+
+def _levels(scope: UtilisationScope) -> Rows:
+    """Return the lines of the chart of use over time that are not of a team."""
+    step = default_step(scope.filters)
+    edges = step_edges(scope.filters, step, scope.period.zone)
+    owned = scope.saving.gpus_owned.per_step(edges)
+    guaranteed = sum(group.guarantee or 0.0 for group in scope.use_by_team.groups)
+    before: list[float] = []
+    if scope.rows_before is not None:
+        edges_before = step_edges(scope.rows_before.filters, step, scope.period.zone)
+        found = held_over_time(scope.rows_before, edges_before, None)
+        before = found[0][2] if found else [0.0] * (len(edges_before) - 1)
+    return [
+        [datetime.fromtimestamp(start, UTC).isoformat(), gpus, guaranteed, held]
+        for start, gpus, held in zip_longest(edges[:-1], owned, before[: len(owned)])
     ]
 
 
@@ -256,6 +275,7 @@ ANSWERS: dict[str, AnswerKind] = {
         _waste,
     ),
     "use-over-time": AnswerKind(("start", "team", "held_gpus", "used_gpus"), _use_over_time),
+    "levels": AnswerKind(("start", "capacity_gpus", "guaranteed_gpus", "held_gpus_before"), _levels),
     "events": AnswerKind(("kind", "start", "end", "subject", "detail", "value", "count"), _events),
     "fleet": AnswerKind(("host", "last_host", "start", "utilisation_percent"), _fleet),
     "demand": AnswerKind(("start", "held_gpus", "waiting_gpus", "capacity_gpus"), _demand),

@@ -59,8 +59,11 @@ HOST_CSV_COLUMNS = ("start", "seconds", *HOST_SERIES)
 CSV_COLUMNS = ("start", "seconds", "host", "gpu", "profile", *SERIES)
 
 
-def use_chart(details: RunReportDetails, csv: str) -> dict[str, Any]:
-    """Return the chart with its finding, its table and the address of its CSV file."""
+def use_chart(details: RunReportDetails, csv: str, chosen: int | None = None) -> dict[str, Any]:
+    """Return the chart with its finding, its table and the address of its CSV file.
+
+    ``chosen`` is the position of a unit that has a line of its own among many units.
+    """
     gaps, report = details.gaps, details.report
     findings = (
         run_report_texts.use_finding(report.units),
@@ -70,7 +73,7 @@ def use_chart(details: RunReportDetails, csv: str) -> dict[str, Any]:
         "title": run_report_pages.CHART_TITLE,
         "finding": " ".join(filter(None, findings)),
         "hint": point_hint(report),
-        "figure": use_figure(report, gaps, details.attempts),
+        "figure": use_figure(report, gaps, details.attempts, chosen),
         "height": _height(report),
         "table": use_table(report, run_report_pages.CHART_TITLE),
         "csv": csv,
@@ -78,7 +81,10 @@ def use_chart(details: RunReportDetails, csv: str) -> dict[str, Any]:
 
 
 def use_figure(
-    report: WorkloadReport, gaps: Sequence[ReportGap], attempts: Sequence[ReportAttempt] = ()
+    report: WorkloadReport,
+    gaps: Sequence[ReportGap],
+    attempts: Sequence[ReportAttempt] = (),
+    chosen: int | None = None,
 ) -> dict[str, Any]:
     """Return the Plotly figure. Time without a reading stays a gap in every line.
 
@@ -111,7 +117,7 @@ def use_figure(
         "annotations": [_label(run_report_pages.TRACKS["busy"], domains[0][1])],
     }
     for number, (name, form, unit) in enumerate(tracks, start=2):
-        lines = _track_lines(report, name)
+        lines = _track_lines(report, name, chosen)
         data += [
             _line(
                 *_with_breaks(times, labels, values, gaps),
@@ -221,12 +227,23 @@ def _height(report: WorkloadReport) -> str:
     return "" if tracks <= FEW_TRACKS else "tall" if tracks <= MANY_TRACKS else "tallest"
 
 
-def _track_lines(report: WorkloadReport, name: str) -> list[tuple[str, str, list[float | None]]]:
+def _track_lines(
+    report: WorkloadReport, name: str, chosen: int | None
+) -> list[tuple[str, str, list[float | None]]]:
     if name not in HOST_SERIES:
-        return _lines(report.units, name)
+        lines = _lines(report.units, name)
+        if chosen is not None and len(report.units) > MAX_LINES:
+            values = _scaled(report.units[chosen].series[name], name)
+            lines.append((_short_labels(report.units)[chosen], "team-1", values))
+        return lines
     hosts = len({unit.host for unit in report.units})
     label = report.units[0].host if hosts == 1 else run_report_pages.ALL_HOSTS_LINE.format(count=hosts)
     return [(label, "accent", _scaled(report.host_use.series[name], name))]
+
+
+def unit_choices(report: WorkloadReport) -> list[str]:
+    """Return the names of the units, of which one can be chosen; nothing if each has its line."""
+    return _short_labels(report.units) if len(report.units) > MAX_LINES else []
 
 
 def _domains(tracks: int) -> list[list[float]]:

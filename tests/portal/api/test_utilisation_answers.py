@@ -18,7 +18,7 @@ from portal.models import User
 from portal.reads.utilisation.answers import ANSWERS
 from portal.reads.utilisation.drill_answers import LEVEL_ANSWERS
 from portal.wording.pages.money import drill_texts
-from scheduler.models import Host, Workload
+from scheduler.models import Gpu, Host, Workload
 from telemetry.ingest.stream_format import READING_KINDS, SPARSE_READING_KINDS
 from telemetry.models import Rollup, Sample
 from telemetry.money.charges import charge_all_gpus
@@ -109,6 +109,10 @@ def test_an_answer_has_the_compared_period_and_the_tiles_of_the_page(used: World
         row["bucket"]: row["share_before"] for row in ask(used.operator, "waterfall", **later).json()["rows"]
     }
     assert shares["productive"] == pytest.approx(rows["productive_share"]["value"])
+    hold(workload(used, used.vision), units_of(used.hosts["beta"])[0], at(0, day=3), at(1, day=3))
+    levels = {row["start"][11:13]: row for row in ask(used.operator, "levels", **later).json()["rows"]}
+    assert levels["09"]["held_gpus_before"] == 2.0 and levels["12"]["held_gpus_before"] == 0.0
+    assert levels["09"]["capacity_gpus"] == Gpu.objects.count() and levels["09"]["guaranteed_gpus"] > 0
     off = ask(used.operator, "waterfall", compare="off", **later).json()["rows"]
     assert {row["share_before"] for row in off} == {None}
     refused = ask(used.operator, "waterfall", compare="ever")

@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from html import unescape
 from typing import Any
 
 import pytest
@@ -216,6 +217,33 @@ def test_very_many_gpus_have_a_row_for_each_host(rates: World, ran: Workload) ->
     strip = use_charts.use_figure(many, [])["data"][0]
     assert strip["y"] == ["h0, 33 GPUs", "h1, 33 GPUs"]
     assert strip["z"][0] == report.units[0].series["busy"]
+
+
+def test_one_of_many_gpus_can_be_chosen_for_a_line_of_its_own(
+    rates: World, ran: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = reverse("workload-report", args=[ran.public_id])
+    client = signed_in(rates.vision.member)
+    few = client.get(url, {"gpu": "1"})
+    assert few.status_code == 404 and "gpu is '1'; allowed: nothing" in unescape(few.content.decode())
+    assert client.get(url).context["unit_menu"] is None
+    monkeypatch.setattr(use_charts, "MAX_LINES", 3)
+    menu = client.get(url).context["unit_menu"]
+    assert [choice["label"] for choice in menu["choices"]] == [
+        "Mean and highest",
+        *(f"GPU {n}" for n in range(4)),
+    ]
+    page = client.get(menu["choices"][2]["url"].partition("#")[0])
+    assert page.context["unit_menu"]["value"] == "GPU 1"
+    lines = {
+        trace["name"]: trace
+        for trace in page.context["chart"]["figure"]["data"][1:]
+        if trace["yaxis"] == "y2"
+    }
+    assert set(lines) == {"mean of 4 GPUs", "highest of 4 GPUs", "GPU 1"}
+    for given in ("0", "5", "x", "9" * 30):
+        refused = client.get(url, {"gpu": given})
+        assert refused.status_code == 404 and "allowed: 1 to 4" in refused.content.decode()
 
 
 def test_an_unknown_table_is_refused(rates: World, ran: Workload) -> None:

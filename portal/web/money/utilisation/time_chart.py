@@ -41,7 +41,7 @@ def use_over_time_chart(query: UtilisationQuery) -> UtilisationChart:
     starts = series[0].starts if series else []
     shown_times = [local_text(start, query) for start in starts]
     addresses = [query.address_of_step(start, step) for start in starts]
-    owned = _capacity(query, [start.timestamp() for start in starts], step) if series else []
+    owned = _capacity(query, len(starts), step) if series else []
     levels = _levels(query, owned) if series else []
     figure = {
         "data": [
@@ -207,7 +207,7 @@ def _held_before(query: UtilisationQuery, times: list[str], step: timedelta) -> 
     ]
 
 
-def _capacity(query: UtilisationQuery, starts: list[float], step: timedelta) -> list[float]:
+def _capacity(query: UtilisationQuery, starts: int, step: timedelta) -> list[float]:
     """Return the mean number of GPUs of each step.
 
     The GPUs of the pool are the capacity of everybody, so a choice of teams or work has no line.
@@ -215,10 +215,7 @@ def _capacity(query: UtilisationQuery, starts: list[float], step: timedelta) -> 
     filters = query.filters
     if filters.team or filters.project or filters.user or filters.type:
         return []
-    edges = step_edges(filters, step, query.period.zone)[: len(starts) + 1]
-    low, high = filters.start.timestamp(), filters.end.timestamp()
-    # The first and the last step may be only partly in the period.
-    return query.saving.gpus_owned.per_step([min(high, max(low, edge)) for edge in edges])
+    return query.saving.gpus_owned.per_step(step_edges(filters, step, query.period.zone)[: starts + 1])
 
 
 def _capacity_line(times: list[str], owned: list[float]) -> list[dict[str, Any]]:
