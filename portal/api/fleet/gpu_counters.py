@@ -40,7 +40,7 @@ class CounterSeriesShape(ResponseSerializer):
     gpu = serializers.IntegerField(help_text="index of the GPU")
     uuid = serializers.CharField()
     reading = serializers.CharField()
-    source = serializers.ChoiceField(choices=SlowReading.Source.values)
+    source = serializers.ChoiceField(choices=SlowReading.Source.values)  # type: ignore[assignment]
     points = serializers.SerializerMethodField(help_text="at most 601, in order of time")
 
     @extend_schema_field(CounterPointShape(many=True))

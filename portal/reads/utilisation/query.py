@@ -227,8 +227,8 @@ class UtilisationScope:
         before = self.rows_before
         if before is None or self.waterfall_before is None:
             return None
-        period = {"start": before.filters.start, "end": before.filters.end}
-        filters = dataclasses.replace(self.filters_for_names(self.dimension), **period)
+        start, end = before.filters.start, before.filters.end
+        filters = dataclasses.replace(self.filters_for_names(self.dimension), start=start, end=end)
         reads = before if filters == before.filters else UsageRows(filters)
         return mean_gpus_by(self.dimension, reads)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
+from typing import Any
 
 from django.db import connection
 
@@ -71,11 +72,12 @@ def counter_series(host: Host, start: datetime, end: datetime, reading: str = ""
     the last one in each of MAX_POINTS equal steps is returned. Runs one query.
     """
     first, last = start.timestamp(), end.timestamp()
-    values = {"host": host.pk, "end": end, "reading": reading, "first": first}
+    values: dict[str, Any] = {"host": host.pk, "end": end, "reading": reading, "first": first}
+    values["step"] = (last - first) / MAX_POINTS
     with connection.cursor() as cursor:
-        cursor.execute(_SERIES_SQL, {**values, "step": (last - first) / MAX_POINTS})
+        cursor.execute(_SERIES_SQL, values)
         rows = cursor.fetchall()
     return [
-        CounterSeries(*key, [(at.astimezone(UTC), value) for *_, at, value in changes])
-        for key, changes in groupby(rows, key=lambda row: row[:4])
+        CounterSeries(gpu, uuid, name, source, [(at.astimezone(UTC), value) for *_, at, value in changes])
+        for (gpu, uuid, name, source), changes in groupby(rows, key=lambda row: row[:4])
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
@@ -202,7 +203,7 @@ def _figures(query: UtilisationQuery) -> list[dict[str, Any]]:
         {
             "label": money_pages.IDLE_LABEL,
             "value": f"{grouped(found['unused_hours'].value)} h",
-            "small": "" if cost is None else money(cost, query.currency),
+            "small": "" if cost is None else money(Decimal(cost), query.currency),
             "delta": _points(found["unused_share"], "less"),
         },
         {
@@ -216,7 +217,7 @@ def _figures(query: UtilisationQuery) -> list[dict[str, Any]]:
             "value": f"{grouped(found['saved_gpus'].value, 1)} GPUs",
             "small": ""
             if per_month is None
-            else utilisation_texts.A_MONTH.format(cost=money(per_month, query.currency)),
+            else utilisation_texts.A_MONTH.format(cost=money(Decimal(per_month), query.currency)),
         },
     ]
 
