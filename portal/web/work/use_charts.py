@@ -386,7 +386,7 @@ def _checkpoint_shapes(attempts: Sequence[ReportAttempt]) -> Iterator[dict[str, 
             continue
         at = f"{timezone.localtime(attempt.checkpoint_at):%Y-%m-%dT%H:%M:%S}"
         place = {"xref": "x", "yref": "paper", "x0": at, "y0": 0, "y1": 1}
-        text = {"text": run_report_pages.CHECKPOINT_LINE, "textposition": "start", "textangle": 0}
+        text = {"text": run_report_pages.CHECKPOINT_LINE, "textposition": "end", "textangle": 0}
         line = {"width": 1, "dash": "dot"}
         yield {"type": "line", "name": "ink", **place, "x1": at, "line": line, "label": text}
         if following is not None and attempt.end is not None and attempt.end > attempt.checkpoint_at:

@@ -73,6 +73,7 @@ def _figure(bars: list[dict[str, Any]], rows: int, unit: str, *, show_legend: bo
         "layout": {
             "barmode": "stack",
             "showlegend": show_legend,
+            "margin": {"l": 48, "r": 64, "t": 8, "b": 32},
             "height": FRAME_PIXELS + ROW_PIXELS * rows,
             "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
             "xaxis": {"title": {"text": unit}},
