@@ -9,7 +9,6 @@ import re
 from django.db import migrations, models
 
 rollups = importlib.import_module("telemetry.migrations.0029_packed_rollups")
-cubes = importlib.import_module("telemetry.migrations.0031_cubes_of_days_read_their_hours")
 # new measure: the sum that is NULL where all of the covered time is unknown
 SUM_OF = {"utilisation_unknown_seconds": "utilisation_seconds", "sm_unknown_seconds": "sm_active_seconds"}
 MEASURES = tuple(SUM_OF)
@@ -55,13 +54,20 @@ def view():
     )
 
 
-def cubes_function():
-    """Return SQL of the function that writes cubes. Their last measure in seconds was tensor activity."""
+def extend_cubes(apps, schema_editor):
+    """Change the function that writes cubes, as it is. Their last measure in seconds was tensor activity."""
     last = "tensor_active_seconds"
-    sql = cubes.FUNCTION.replace(f"{last}, energy_mj", ", ".join((last, *MEASURES, "energy_mj")))
-    for total in (f"sum(used.{last} * (upper(unit.slots) - lower(unit.slots)))", f"sum({last})"):
-        sql = sql.replace(total, ", ".join(total.replace(last, name) for name in (last, *MEASURES)))
-    return sql
+    with schema_editor.connection.cursor() as cursor:
+        cursor.execute("SELECT pg_get_functiondef('telemetry_write_cubes'::regproc)")
+        (sql,) = cursor.fetchone()
+        changes = {f"{last}, energy_mj": ", ".join((last, *MEASURES, "energy_mj"))}
+        for total in (f"sum(used.{last} * (upper(unit.slots) - lower(unit.slots)))", f"sum({last})"):
+            changes[total] = ", ".join(total.replace(last, name) for name in (last, *MEASURES))
+        for before, after in changes.items():
+            if before not in sql:
+                raise ValueError(f"telemetry_write_cubes: {before!r} is not in its text")
+            sql = sql.replace(before, after)
+        cursor.execute(sql)
 
 
 PACK = with_measures(rollups.FUNCTIONS[rollups.FUNCTIONS.index("-- Moves open rows") :]).replace(
@@ -79,6 +85,8 @@ class Migration(migrations.Migration):
     dependencies = [("telemetry", "0037_capacity_studies")]
 
     operations = [
-        migrations.RunSQL([COLUMNS, view(), PACK, cubes_function(), FILL]),
+        migrations.RunSQL([COLUMNS, view(), PACK]),
+        migrations.RunPython(extend_cubes),
+        migrations.RunSQL([FILL]),
         *(migrations.AddField("runreportunit", name, models.FloatField(null=True)) for name in MEASURES),
     ]
