@@ -23,12 +23,13 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def studied(rates: World) -> CapacityStudy:
+def studied(rates: World, monkeypatch: pytest.MonkeyPatch) -> CapacityStudy:
     """Return a finished study of the H100s, of which four were held for an hour after an hour of waiting."""
     for unit in units_of(rates.hosts["alpha"])[:4]:
         work = workload(rates, rates.vision, submitted_at=at(9, day=3), state="ended", ended_at=at(11, day=3))
         hold(work, unit, at(10, day=3), at(11, day=3), end_code="finished")
     studies.create_study(rates.shared, H100, 600, rates.operator, at(0, day=6))
+    monkeypatch.setattr(studies, "MAX_BISECTIONS", 0)
     done = studies.run_next_study(lambda: at(1, day=6))
     assert done is not None
     return done
