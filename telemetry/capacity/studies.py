@@ -150,9 +150,13 @@ class _StudyRun:
             else:
                 result = replay(demand, hardware, report)
             self._store(asdict(size_figures(demand, result, model, change, gpus)))
-        for place, model in enumerate(models):
-            self._bisect(demand, model, present[model], len(steps) + place * MAX_BISECTIONS, total)
+        self._search(demand, present, len(steps), total)
         return State.DONE
+
+    def _search(self, demand: RecordedDemand, present: dict[str, int], first: int, total: int) -> None:
+        """Search the smallest number of GPUs of each model. ``first`` is the number of the next replay."""
+        for place, (model, gpus) in enumerate(present.items()):
+            self._bisect(demand, model, gpus, first + place * MAX_BISECTIONS, total)
 
     def _bisect(self, demand: RecordedDemand, model: str, present: int, number: int, total: int) -> None:
         """Replay sizes of a model between the largest that fails the limit and the smallest that keeps it."""

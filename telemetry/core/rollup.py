@@ -265,10 +265,7 @@ def _add_reading(use: UsageSums, reading: UsageReading, micros: int) -> None:
         judged = _efficiency_kind(reading)
         for name in ("inefficient_seconds", "sm_unmeasured_seconds"):
             setattr(use, name, (getattr(use, name) or 0.0) + (seconds if name == judged else 0.0))
-    if reading.utilisation is None:
-        use.utilisation_unknown_seconds = (use.utilisation_unknown_seconds or 0.0) + seconds
-    if reading.sm_active is None:
-        use.sm_unknown_seconds = (use.sm_unknown_seconds or 0.0) + seconds
+    _add_unknown(use, reading, seconds)
     _add_weighted(use, "utilisation_seconds", reading.utilisation, micros)
     _add_weighted(use, "sm_active_seconds", reading.sm_active, micros)
     _add_weighted(use, "tensor_active_seconds", reading.tensor_active, micros)
@@ -276,6 +273,13 @@ def _add_reading(use: UsageSums, reading: UsageReading, micros: int) -> None:
         use.utilisation_max = max(use.utilisation_max or 0.0, reading.utilisation)
     if reading.memory_used_mib is not None:
         use.memory_used_max_mib = max(use.memory_used_max_mib or 0, reading.memory_used_mib)
+
+
+def _add_unknown(use: UsageSums, reading: UsageReading, seconds: float) -> None:
+    if reading.utilisation is None:
+        use.utilisation_unknown_seconds = (use.utilisation_unknown_seconds or 0.0) + seconds
+    if reading.sm_active is None:
+        use.sm_unknown_seconds = (use.sm_unknown_seconds or 0.0) + seconds
 
 
 def _activity_kind(reading: UsageReading) -> str | None:
