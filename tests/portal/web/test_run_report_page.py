@@ -15,7 +15,7 @@ import pytest
 from django.urls import reverse
 from rest_framework.test import APIClient
 
-from portal.models import Notification
+from portal.models import NoticeMark, Notification
 from portal.notices import delivery
 from portal.reads.money.cost_totals import prices, workload_costs
 from portal.reads.work.run_reports import ReportGap, RunReportDetails, run_report
@@ -87,6 +87,11 @@ def test_the_owner_gets_one_notice_with_the_first_advice_of_the_report(rates: Wo
     assert sentence.startswith(f"Next time for {ran.name}: Ask for 1 GPU instead of 4. At most 1 of 4 GPUs")
     RunReport.objects.update(made_at=at(11, 20))  # written again
     assert delivery.write_notices(at(11, 21)) == 0
+    Notification.objects.filter(kind="advice").delete()
+    RunReport.objects.update(made_at=at(12, day=4))  # two days after the end
+    NoticeMark.objects.update(looked_until=at(11, 59, day=4))
+    assert delivery.write_notices(at(12, 1, day=4)) == 0
+    notice.save(force_insert=True)
     page = signed_in(ran.owner).get(reverse("notifications")).content.decode()
     assert page.count(reverse("workload-report", args=[ran.public_id])) == 2  # of the end and of the advice
 
