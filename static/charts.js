@@ -102,8 +102,10 @@
     history.replaceState(history.state, "", text ? `#${text}` : location.pathname + location.search);
   };
   const tables = () => (state().get("table") || "").split(".").filter(Boolean);
-  const nameOf = (place) => place.dataset.figure.replace(/^figure-/, "");
-  const figureOf = (place) => JSON.parse(document.getElementById(place.dataset.figure).textContent);
+  // A table has a figure only for its image.
+  const idOf = (place) => place.dataset.figure || place.dataset.image;
+  const nameOf = (place) => idOf(place).replace(/^figure-/, "");
+  const figureOf = (place) => JSON.parse(document.getElementById(idOf(place)).textContent);
 
   const zoomOf = (place) => {
     const [from, until] = (state().get(`zoom-${nameOf(place)}`) || "").split("..");
@@ -184,11 +186,11 @@
 
   /* The image has the title of the panel and the colours of the page. */
   const save = async (panel) => {
-    const place = panel.querySelector("[data-figure]");
+    const place = panel.querySelector("[data-figure], [data-image]");
     const figure = figureOf(place);
     const layout = dress(figure);
     const title = panel.querySelector("h2").textContent.trim();
-    const size = { width: Math.max(640, place.clientWidth), height: Math.max(320, place.clientHeight) + 40 };
+    const size = { width: Math.max(640, place.clientWidth), height: Math.max(320, place.clientHeight, layout.height || 0) + 40 };
     const library = await plotly();
     const image = await library.toImage(
       { data: figure.data.map(paint), layout: { ...layout, ...size, autosize: false, paper_bgcolor: resolve("panel"),
@@ -218,7 +220,7 @@
     }
     const image = event.target.closest("[data-png]");
     if (image) {
-      save(image.closest(".chart-panel"));
+      save(image.closest(".panel"));
       return;
     }
     // A link to the same page with another period or filter keeps the state of the charts.

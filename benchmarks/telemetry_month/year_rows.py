@@ -112,6 +112,8 @@ def _hour(rng: random.Random) -> dict[str, int]:
         "memory_used_max_mib": rng.randint(1_000, 80_000),
         "energy_mj": rng.randint(300_000_000, 2_400_000_000),
         "energy_faults": 0,
+        "utilisation_unknown_seconds": 0,
+        "sm_unknown_seconds": 0,
     }
 
 

@@ -25,6 +25,7 @@ UNLIMITED = "unlimited"
 @click.option("--period", help="Such as 24h, 7d, 30d, month, last or 365d. Default: 7d.")
 @click.option("--start", type=TIMESTAMP_TYPE, help="Together with --end, instead of --period.")
 @click.option("--end", type=TIMESTAMP_TYPE, help="At most 400 days after the start.")
+@click.option("--compare", help="Compared period: before (the default), 4w, 52w or off.")
 @click.option("--pool", help="Only this pool.")
 @click.option("--team", help="Only this team.")
 @click.option("--model", help="Only this GPU model.")
@@ -62,10 +63,8 @@ def download(session: CliSession, what: str, path: Path, **query: Any) -> None:
     try:
         with part.open("wb") as file:
             media_type = session.client.download(f"{what}/", file, **query)
-        # A CSV file of samples has no last line with its digest.
         facts: dict[str, Any] = {"file": str(path), "bytes": part.stat().st_size}
-        if what != "samples" or query["kind"] == "parquet":
-            facts |= checked_file(part, media_type)
+        facts |= checked_file(part, media_type)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -45,6 +45,7 @@ from portal.notices.reservations import (
 )
 from portal.notices.stray_processes import stray_digests, strays_of_users
 from portal.notices.workloads import (
+    advised_workloads,
     ended_arrays,
     ended_workloads,
     evicted_workloads,
@@ -111,6 +112,7 @@ def _lookback_start(now: datetime) -> datetime:
 NOTICE_SOURCES = (
     started_workloads,
     ended_workloads,
+    advised_workloads,
     started_arrays,
     ended_arrays,
     evicted_workloads,

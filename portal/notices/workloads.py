@@ -20,9 +20,11 @@ from scheduler.core.reasons import ReasonCode
 from scheduler.models import Command, Decision, Run, Workload, WorkloadKind
 from scheduler.state.states import WorkloadState
 from scheduler.sync.home_volumes import has_other_storage
+from telemetry.models import RunReport
 from telemetry.money.refund_limits import RefundLimits, load_refund_limits
 
 MIN_START_SHIFT = timedelta(minutes=30)
+MAX_ADVICE_AGE = timedelta(days=2)
 
 
 def started_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
@@ -70,6 +72,21 @@ def ended_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
         yield PendingNotice(
             "ended", f"ended:{workload.pk}", (workload.owner_id,), numbers, workload=workload.pk
         )
+
+
+def advised_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a notice about each workload whose report has advice. The report may be written several times.
+
+    Tasks of arrays have none: the utilisation page adds up their advice. Neither has work that ended long
+    ago, of which many reports may be made at once after an outage.
+    """
+    reports = RunReport.objects.filter(made_at__gt=since, made_at__lte=now, workload__array=None)
+    reports = reports.filter(workload__ended_at__gt=now - MAX_ADVICE_AGE)
+    for report in reports.exclude(advice=[]).select_related("workload"):
+        workload, (first, *others) = report.workload, report.advice
+        numbers = {"name": workload.name, "advice": first, "more": len(others)}
+        source = f"advice:{workload.pk}"
+        yield PendingNotice("advice", source, (workload.owner_id,), numbers, workload=workload.pk)
 
 
 def started_arrays(since: datetime, now: datetime) -> Iterator[PendingNotice]:

@@ -1,7 +1,8 @@
 """Warn about idle notebooks, and stop them.
 
-A notebook is idle while no kernel is busy, no user is active and its GPU is idle. It is stopped when it has
-been idle for the idle limit of its pool. An open page alone is not activity. A page counts as activity while
+A notebook is idle while no kernel is busy, no user is active and its GPU is idle. A GPU whose power changes,
+or whose traffic or memory shows work, is not idle. The notebook is stopped when it has been idle for the idle
+limit of its pool. An open page alone is not activity. A page counts as activity while
 messages pass through a kernel or a terminal, or while its user does something. A notebook without GPU
 readings never counts as idle, so it stops only at its time limit. See docs/notebooks.md.
 """
@@ -23,6 +24,7 @@ from scheduler.core.reasons import ReasonCode
 from scheduler.models import Allocation, Run, Workload, WorkloadKind
 from scheduler.state import nudge
 from scheduler.state.states import RunState, WorkloadState
+from telemetry.alerts.work_values import quiet_signals
 from telemetry.models import Sample
 
 IDLE_GPU_PERCENT = 5.0
@@ -30,6 +32,8 @@ MAX_TIMESTAMP = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 # The edge writes these keys (portal/edge/workspaces/activity.py).
 WORKSPACE_KEY_PREFIX = "gpupool:workspace:"
 MAX_IDLE_NOTICE_PERIOD = timedelta(minutes=5)
+# After work, the power of a GPU takes some seconds to fall.
+SETTLING_TIME = timedelta(minutes=1)
 
 
 class IdleVerdict(StrEnum):
@@ -75,17 +79,23 @@ def idle_verdict(
     - WAIT: its owner was warned, and the notice period has not passed yet.
     - STOP: its owner was warned, and the notice period has passed.
     """
-    if activity.busy_kernels or activity.last is None or activity.gpu_idle_since is None:
+    if activity.busy_kernels or (keep_until is not None and keep_until > now):
         return IdleVerdict.BUSY
-    if keep_until is not None and keep_until > now:
+    idle_since = _idle_since(activity, keep_until)
+    if idle_since is None:
         return IdleVerdict.BUSY
-    idle_since = max(activity.last, activity.gpu_idle_since, *(at for at in (keep_until,) if at is not None))
     notice = idle_notice_period(limit)
     if now - idle_since < limit - notice:
         return IdleVerdict.BUSY
     if warned_at is None or warned_at < idle_since:
         return IdleVerdict.WARN
     return IdleVerdict.STOP if now - warned_at >= notice else IdleVerdict.WAIT
+
+
+def _idle_since(activity: NotebookActivity, keep_until: datetime | None) -> datetime | None:
+    if activity.last is None or activity.gpu_idle_since is None:
+        return None
+    return max(activity.last, activity.gpu_idle_since, *(at for at in (keep_until,) if at is not None))
 
 
 def stop_idle_notebooks(now: datetime) -> dict[str, int]:
@@ -112,6 +122,9 @@ def stop_idle_notebooks(now: datetime) -> dict[str, int]:
         verdict = idle_verdict(
             activity, limit=limit, warned_at=workload.idle_warned_at, keep_until=kept_until, now=now
         )
+        idle_since = _idle_since(activity, kept_until)
+        if verdict != IdleVerdict.BUSY and idle_since is not None and _shows_work(run, idle_since, now):
+            verdict = IdleVerdict.BUSY
         _apply_verdict(workload, verdict, now)
         counts[verdict] += 1
     return counts
@@ -188,6 +201,17 @@ def _gpu_idle_since(run: Run, now: datetime, limit: timedelta) -> datetime | Non
             return None
         ends.append(background)
     return min(now, max(ends))
+
+
+def _shows_work(run: Run, idle_since: datetime, now: datetime) -> bool:
+    """Return True if the power, the traffic or the memory activity of a unit shows work since ``idle_since``.
+
+    A utilisation of 0 is one signal. A signal that does not depend on it must not contradict it.
+    """
+    start = idle_since + SETTLING_TIME
+    units = Allocation.objects.filter(run=run).values_list("unit_id", flat=True)
+    signals = quiet_signals({(unit, start) for unit in units}, now)
+    return any(signal.is_quiet is False for signal in signals.values())
 
 
 def _edge_activity(run: Run) -> dict[str, Any]:

@@ -71,7 +71,11 @@ EVIDENCE_SENTENCES: dict[str, Callable[[float, Numbers], str]] = {
     "hot": lambda v, n: f"At least {v:g} °C for {_minutes(n)}.",
     "throttled": lambda v, n: f"Slowed down in {v:.0f} % of the readings of {_minutes(n)}.",
     "ecc_growth": lambda v, n: f"{with_count(int(v), 'uncorrected memory error')} within {_minutes(n)}.",
-    "telemetry_gap": lambda v, n: f"Its samples are missing for the last {duration(timedelta(minutes=v))}.",
+    "telemetry_gap": lambda v, n: (
+        f"It has sent no sample since it reported its GPUs, {duration(timedelta(minutes=v))} ago."
+        if n.get("sampled_until", "known") is None
+        else f"Its samples are missing for the last {duration(timedelta(minutes=v))}."
+    ),
     "clock_skew": lambda v, n: f"Its clock is {_offset(n)}.",
     "long_wait": lambda v, n: (
         f"The longest wait is {duration(timedelta(minutes=v))}; "

@@ -11,6 +11,8 @@ from portal.wording.formatting import Numbers, date_and_time, joined_with_and, w
 from portal.wording.money_texts import refund_sentence
 from portal.wording.reason_numbers import ReasonNumbers
 from portal.wording.reason_texts import reason_sentence
+from portal.wording.run_report_texts import ADVICE_HEADLINES, advice_evidence, advice_headline
+from telemetry.core.request_advice import Advice
 
 # Actions of health rules (see telemetry.health.rules), each with its sentence.
 HARDWARE_ACTIONS = {
@@ -38,6 +40,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     "ended": lambda f: (
         f"{f.plain('', 'name')} ended. {reason_sentence(str(f.get('outcome') or ''), f.numbers, f.viewer)}"
     ),
+    "advice": lambda f: _advice_sentence(f),
     "array_started": lambda f: (
         f"{f.plain('', 'name')} started: the first of its {f.plain('', 'tasks')} tasks runs"
         f"{f.plain(' on ', 'host')}."
@@ -271,6 +274,17 @@ def _last_failed_task(f: ReasonNumbers) -> str:
         f"The last, {f.plain('', 'task')}: "
         f"{reason_sentence(str(f.get('outcome') or ''), f.numbers, f.viewer)}"
     )
+
+
+def _advice_sentence(f: ReasonNumbers) -> str:
+    """Return the first advice of the report of a run with its evidence."""
+    given = f.get("advice") or {}
+    advice = Advice(given.get("code", ""), given.get("numbers", {}))
+    if advice.code not in ADVICE_HEADLINES:
+        return f"The report of {f.plain('', 'name')} has advice."
+    more = int(f.get("more") or 0)
+    rest = f" Its report has {with_count(more, 'more suggestion')}." if more else ""
+    return f"Next time for {f.plain('', 'name')}: {advice_headline(advice)}. {advice_evidence(advice)}{rest}"
 
 
 def notice_sentence(kind: str, numbers: Numbers, viewer: policy.Viewer | None = None) -> str:

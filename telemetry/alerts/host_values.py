@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from django.db.models import Min, QuerySet
+
 from scheduler.models import Host
 from scheduler.state.states import LeaseState
 from telemetry.alerts.alert_values import AlertEvaluation, KindValues, SubjectValue
 from telemetry.core.alerts.judgement import AlertValue
 from telemetry.core.alerts.kinds import AlertKind
-from telemetry.models import ReadingFault, SampleWatermark
+from telemetry.models import ReadingFault
 
 CLOCK_KINDS = (ReadingFault.Kind.CLOCK_CORRECTED, ReadingFault.Kind.CLOCK_REFUSED)
 
@@ -22,20 +24,24 @@ def host_values(evaluation: AlertEvaluation) -> KindValues:
     answering = Host.objects.filter(lease_state__in=(LeaseState.ALIVE, LeaseState.SUSPECT))
     pools = dict(answering.values_list("pk", "pool_id"))
     return {
-        AlertKind.TELEMETRY_GAP: _gaps(evaluation, pools),
+        AlertKind.TELEMETRY_GAP: _gaps(evaluation, answering),
         AlertKind.CLOCK_SKEW: _skews(evaluation, pools),
     }
 
 
-def _gaps(evaluation: AlertEvaluation, pools: dict[int, int]) -> dict[int, SubjectValue]:
-    rows = SampleWatermark.objects.filter(host__in=pools, sampled_until__isnull=False)
+def _gaps(evaluation: AlertEvaluation, answering: QuerySet[Host]) -> dict[int, SubjectValue]:
+    """Return the minutes since the last sample of each host with GPUs.
+
+    If a host has never sent a sample, they count since its first sync, which reported its GPUs.
+    """
+    present = answering.filter(gpus__retired_at=None, gpus__isnull=False).order_by()
+    rows = present.values_list("pk", "pool_id", "samplewatermark__sampled_until")
     values = {}
-    for host, until in rows.values_list("host_id", "sampled_until"):
-        if until is None:
-            continue
-        minutes = max(0.0, round((evaluation.now - until).total_seconds() / 60, 1))
-        value = AlertValue(minutes, minutes, {"sampled_until": until.timestamp()})
-        values[host] = SubjectValue(pools[host], value, {"host_id": host})
+    for host, pool, until, reported_at in rows.annotate(reported_at=Min("gpus__created_at")):
+        since = until or reported_at
+        minutes = max(0.0, round((evaluation.now - since).total_seconds() / 60, 1))
+        evidence = {"sampled_until": None if until is None else until.timestamp()}
+        values[host] = SubjectValue(pool, AlertValue(minutes, minutes, evidence), {"host_id": host})
     return values
 
 

@@ -45,9 +45,15 @@ JOIN scheduler_workload AS work ON work.id = held.workload_id
 WHERE work.kind = %s AND work.state = %s AND NOT work.simulated AND lower(held.period) <= %s
 """
 _WINDOWS = tuple((kind, part) for kind in USE_KINDS for part in ("begin", "end"))
-_PARTS = ("busy_seconds", "idle_seconds", "empty_seconds")
+# The fields of UnitActivity in their order. The last one is the time whose utilisation or SM activity is
+# known.
+_PARTS = (
+    *("used.busy_seconds", "used.idle_seconds", "used.empty_seconds"),
+    "CASE WHEN coalesce(used.utilisation_seconds, used.sm_active_seconds) IS NOT NULL"
+    " THEN used.covered_seconds END",
+)
 _SUMS = ", ".join(
-    f"sum(used.{part}) FILTER (WHERE used.bucket >= wanted.start_{number})"
+    f"sum({part}) FILTER (WHERE used.bucket >= wanted.start_{number})"
     for number in range(len(_WINDOWS))
     for part in _PARTS
 )
@@ -254,13 +260,16 @@ def _signals(
         for (kind, workload), units in unused.items()
         for unit in units
     }
+    return quiet_signals(wanted, evaluation.until)
+
+
+def quiet_signals(wanted: Collection[tuple[int, datetime]], until: datetime) -> Signals:
+    """Return the signals of each (unit id, start of its window) with samples. Runs at most one query."""
     if not wanted:
         return {}
     units, starts = zip(*sorted(wanted), strict=True)
     with connection.cursor() as cursor:
-        cursor.execute(
-            _SIGNALS_SQL, [array_text(units), time_array_text(starts), min(starts), evaluation.until]
-        )
+        cursor.execute(_SIGNALS_SQL, [array_text(units), time_array_text(starts), min(starts), until])
         return {
             (unit, start): QuietSignal(*(None if part is None else float(part) for part in parts))
             for unit, start, *parts in cursor.fetchall()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connection
@@ -15,11 +15,13 @@ from scheduler.core.model.snapshot import QueuedWorkload, ReservationInfo, Snaps
 from scheduler.cycle.core_values import ask_from_row, epoch_seconds
 from scheduler.cycle.snapshot import TimeEffects, take_empty_snapshot
 from scheduler.cycle.snapshot_rows import QUEUED_COLUMNS
-from scheduler.models import Dependency, Reservation, Workload
+from scheduler.models import Dependency, Gpu, Reservation, Workload
 from scheduler.state.states import ReservationState, WorkloadState
 from telemetry.core.capacity.quarter_replay import RecordedDemand, RecordedRequest
 
 MAX_REQUESTS = 10_000  # of a busier pool, only the latest requests are replayed
+# The replay uses the present GPUs. If their number differed by more, the recorded waits had other causes.
+MAX_GPU_CHANGE = 0.05
 CHECKPOINT_SECONDS = 600  # assumed interval: the rows do not have the real one
 HELD_SQL = (
     "SELECT r.workload_id, r.attempt, extract(epoch FROM min(lower(a.period)))::bigint,"
@@ -38,7 +40,8 @@ class DemandFacts:
 
     ``requests_of_period`` is the number of requests of the period that was asked for. ``never_started`` were
     withdrawn before they started, so their run length is unknown. ``not_compared`` take part in the replay,
-    but their waits had other causes than the number of GPUs, or began before the period.
+    but their waits had other causes than the number of GPUs, or began before the period. ``changed_models``
+    are the models whose number of GPUs was another one at some time since the first request.
     """
 
     requests_of_period: int
@@ -46,6 +49,7 @@ class DemandFacts:
     never_started: int
     not_compared: int
     reservations: int
+    changed_models: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,29 @@ def recorded_demand(
     booked = tuple((row.pk, epoch_seconds(max(start, row.created_at))) for row in reservations)
     demand = RecordedDemand(snapshot, epoch_seconds(start), epoch_seconds(end), tuple(requests), booked)
     not_compared = sum(not request.counts for request in requests)
-    return demand, DemandFacts(count, len(requests), reader.never_started, not_compared, len(reservations))
+    first = min((request.at for request in requests), default=demand.end)
+    changed = _changed_models(pool, datetime.fromtimestamp(first, UTC), end)
+    facts = DemandFacts(count, len(requests), reader.never_started, not_compared, len(reservations), changed)
+    return demand, facts
+
+
+def _changed_models(pool: int, start: datetime, end: datetime) -> list[str]:
+    """Return the models whose number of GPUs in ``[start, end)`` differed from that at the end."""
+    changes: dict[str, list[tuple[datetime, int]]] = defaultdict(list)
+    gpus = Gpu.objects.filter(pool=pool, created_at__lt=end).exclude(retired_at__lte=start)
+    for model, created, retired in gpus.values_list("model", "created_at", "retired_at"):
+        changes[model].append((max(start, created), 1))
+        if retired is not None and retired < end:
+            changes[model].append((retired, -1))
+    found = []
+    for model, of_model in changes.items():
+        count, levels = 0, {start: 0}
+        for at, change in sorted(of_model):
+            count += change
+            levels[at] = count  # several changes at one time are one step
+        if any(abs(level - count) > MAX_GPU_CHANGE * count for level in levels.values()):
+            found.append(model)
+    return sorted(found)
 
 
 def _later_start(submitted: QuerySet[Workload], most: int) -> datetime:

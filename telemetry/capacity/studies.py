@@ -20,7 +20,7 @@ from telemetry.capacity.claim_locks import lock_study_claims
 from telemetry.capacity.recorded import MAX_REQUESTS, recorded_demand
 from telemetry.core.amounts import HOURS_PER_MONTH
 from telemetry.core.capacity.quarter_replay import RecordedDemand, demand_text, read_demand, replay
-from telemetry.core.capacity.size_figures import recorded_waits, size_figures
+from telemetry.core.capacity.size_figures import next_size, recorded_waits, size_figures, size_of_row
 from telemetry.core.capacity.sized_pool import gpus_of_model, model_sizes, with_gpus
 from telemetry.models import CapacityStudy
 from telemetry.money.billing_months import month_of
@@ -31,6 +31,8 @@ QUARTER = timedelta(weeks=13)
 LOST_AFTER = timedelta(minutes=5)
 GIVE_UP_AFTER = timedelta(hours=12)  # since its request: a study that kills each worker must not block others
 TIME_LIMIT = timedelta(minutes=25)
+# Replays of each model that search for the smallest number of GPUs, after those of the fixed sizes.
+MAX_BISECTIONS = 6
 State = CapacityStudy.State
 
 
@@ -146,18 +148,38 @@ class _StudyRun:
         )
         done = {(size["model"], size["change"]) for size in self.study.sizes}
         base = None
+        total = len(steps) + MAX_BISECTIONS * len(models)
         for number, (_, model, change, gpus) in enumerate(steps):
             if (model, change) in done:
                 continue
             hardware = demand.snapshot if change == 0 else with_gpus(demand.snapshot, model, gpus)
-            report = self._reporter(number, len(steps))
+            report = self._reporter(number, total)
             if change == 0:
                 base = base or replay(demand, None, report)
                 result = base
             else:
                 result = replay(demand, hardware, report)
             self._store(asdict(size_figures(demand, result, model, change, gpus)))
+        self._search(demand, present, len(steps), total)
         return State.DONE
+
+    def _search(self, demand: RecordedDemand, present: dict[str, int], first: int, total: int) -> None:
+        """Search the smallest number of GPUs of each model. ``first`` is the number of the next replay."""
+        for place, (model, gpus) in enumerate(present.items()):
+            self._bisect(demand, model, gpus, first + place * MAX_BISECTIONS, total)
+
+    def _bisect(self, demand: RecordedDemand, model: str, present: int, number: int, total: int) -> None:
+        """Replay sizes of a model between the largest that fails the limit and the smallest that keeps it."""
+        for step in range(MAX_BISECTIONS):
+            sizes = [size_of_row(row) for row in self.study.sizes if row["model"] == model]
+            gpus = next_size(sizes, self.study.wait_limit_seconds)
+            if gpus is None:
+                return
+            hardware = with_gpus(demand.snapshot, model, gpus)
+            result = replay(demand, hardware, self._reporter(number + step, total))
+            # Only the present number has the change 0.
+            change = round((gpus / present - 1) * 100) or (1 if gpus > present else -1)
+            self._store(asdict(size_figures(demand, result, model, change, gpus)))
 
     def _frozen_demand(self) -> RecordedDemand:
         study = self.study

@@ -62,6 +62,9 @@ class UsageSums:
     ``utilisation_seconds``. ``inefficient_seconds`` and ``sm_unmeasured_seconds`` are parts of
     ``busy_seconds``. ``energy_faults`` is the number of intervals whose energy is unknown because of the
     counter.
+
+    ``utilisation_unknown_seconds`` and ``sm_unknown_seconds`` are parts of ``covered_seconds``: a mean is
+    divided by the rest of it. They are None if there is no such time, so that they take no space.
     """
 
     held_seconds: float = 0.0
@@ -79,6 +82,21 @@ class UsageSums:
     memory_used_max_mib: int | None = None
     energy_mj: int | None = None
     energy_faults: int | None = None
+    utilisation_unknown_seconds: float | None = None
+    sm_unknown_seconds: float | None = None
+
+    @property
+    def utilisation_known_seconds(self) -> float:
+        """Return the covered time whose utilisation is known."""
+        return self.covered_seconds - (self.utilisation_unknown_seconds or 0.0)
+
+    @property
+    def sm_known_seconds(self) -> float:
+        """Return the covered time whose SM activity is known.
+
+        Tensor activity comes from the same source, so it is known at the same times.
+        """
+        return self.covered_seconds - (self.sm_unknown_seconds or 0.0)
 
 
 MAX_FIELDS = ("utilisation_max", "memory_used_max_mib")
@@ -247,6 +265,7 @@ def _add_reading(use: UsageSums, reading: UsageReading, micros: int) -> None:
         judged = _efficiency_kind(reading)
         for name in ("inefficient_seconds", "sm_unmeasured_seconds"):
             setattr(use, name, (getattr(use, name) or 0.0) + (seconds if name == judged else 0.0))
+    _add_unknown(use, reading, seconds)
     _add_weighted(use, "utilisation_seconds", reading.utilisation, micros)
     _add_weighted(use, "sm_active_seconds", reading.sm_active, micros)
     _add_weighted(use, "tensor_active_seconds", reading.tensor_active, micros)
@@ -254,6 +273,13 @@ def _add_reading(use: UsageSums, reading: UsageReading, micros: int) -> None:
         use.utilisation_max = max(use.utilisation_max or 0.0, reading.utilisation)
     if reading.memory_used_mib is not None:
         use.memory_used_max_mib = max(use.memory_used_max_mib or 0, reading.memory_used_mib)
+
+
+def _add_unknown(use: UsageSums, reading: UsageReading, seconds: float) -> None:
+    if reading.utilisation is None:
+        use.utilisation_unknown_seconds = (use.utilisation_unknown_seconds or 0.0) + seconds
+    if reading.sm_active is None:
+        use.sm_unknown_seconds = (use.sm_unknown_seconds or 0.0) + seconds
 
 
 def _activity_kind(reading: UsageReading) -> str | None:

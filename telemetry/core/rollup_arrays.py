@@ -281,6 +281,13 @@ def _sum_percentages(
         is_known = ~np.isnan(percent)
         values = np.rint(np.where(is_known, percent, 0.0) * pieces.micros / 100.0)
         sums[f"{name}_seconds"], known[f"{name}_seconds"] = _sum_known(pieces, values, is_known, count)
+    for name, measure in (
+        ("utilisation", "utilisation_unknown_seconds"),
+        ("sm_active", "sm_unknown_seconds"),
+    ):
+        is_unknown = np.isnan(getattr(readings, name))[pieces.reading]
+        sums[measure] = _sum(pieces.group, np.where(is_unknown, pieces.micros, 0), count)
+        known[measure] = sums[measure] > 0
 
 
 def _maxima(

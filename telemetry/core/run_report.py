@@ -61,15 +61,15 @@ class UnitReport:
 
     @property
     def utilisation(self) -> float | None:
-        return share(self.sums.utilisation_seconds, self.sums.covered_seconds)
+        return share(self.sums.utilisation_seconds, self.sums.utilisation_known_seconds)
 
     @property
     def sm_active(self) -> float | None:
-        return share(self.sums.sm_active_seconds, self.sums.covered_seconds)
+        return share(self.sums.sm_active_seconds, self.sums.sm_known_seconds)
 
     @property
     def tensor_active(self) -> float | None:
-        return share(self.sums.tensor_active_seconds, self.sums.covered_seconds)
+        return share(self.sums.tensor_active_seconds, self.sums.sm_known_seconds)
 
     @property
     def coverage(self) -> float | None:
@@ -153,8 +153,18 @@ def busy_at_once(units: Sequence[UnitReport]) -> int | None:
     return max(counts.values()) if counts else None
 
 
-def mean_of(units: Iterable[UnitReport], part: str, whole: str = "covered_seconds") -> float | None:
-    """Return the sum of ``part`` divided by the sum of ``whole``, over the units that measured ``part``."""
+# The time by which each sum is divided for its mean.
+WHOLE_OF = {
+    "covered_seconds": "held_seconds",
+    "utilisation_seconds": "utilisation_known_seconds",
+    "sm_active_seconds": "sm_known_seconds",
+    "tensor_active_seconds": "sm_known_seconds",
+}
+
+
+def mean_of(units: Iterable[UnitReport], part: str) -> float | None:
+    """Return the mean of a sum of WHOLE_OF over the units that measured it."""
+    whole = WHOLE_OF[part]
     rows = [(getattr(unit.sums, part), getattr(unit.sums, whole)) for unit in units]
     known = [(value, seconds) for value, seconds in rows if value is not None and seconds]
     return share(sum(value for value, _ in known), sum(seconds for _, seconds in known)) if known else None
@@ -167,9 +177,9 @@ def _point_values(use: UsageSums) -> Mapping[str, float | None]:
     return {
         "busy": _percent(use.busy_seconds, activity),
         "empty": _percent(use.empty_seconds, activity),
-        "utilisation": _percent(use.utilisation_seconds, covered),
-        "sm_active": _percent(use.sm_active_seconds, covered),
-        "tensor_active": _percent(use.tensor_active_seconds, covered),
+        "utilisation": _percent(use.utilisation_seconds, use.utilisation_known_seconds),
+        "sm_active": _percent(use.sm_active_seconds, use.sm_known_seconds),
+        "tensor_active": _percent(use.tensor_active_seconds, use.sm_known_seconds),
         "memory_mib": use.memory_used_max_mib,
         "power_w": round(energy / 1000 / covered, 1) if energy is not None and covered else None,
     }

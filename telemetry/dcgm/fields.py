@@ -117,6 +117,7 @@ SLOW_FIELDS: Mapping[str, FieldSource] = MappingProxyType(
 # Counters that only agents read, with NVML.
 AGENT_SLOW_READINGS = ("throttle_sw_thermal_ns", "throttle_hw_thermal_ns", "throttle_hw_power_brake_ns")
 # Agents report XIDs as events, not as a reading.
+SLOW_READINGS = (*SLOW_FIELDS, *AGENT_SLOW_READINGS)
 SLOW_READINGS_OF_AGENTS = frozenset({*SLOW_FIELDS, *AGENT_SLOW_READINGS} - {XID})
 # A counter of nanoseconds grows at each scrape while the GPU is throttled. It is stored at most this often.
 THROTTLE_INTERVAL_SECONDS = 300

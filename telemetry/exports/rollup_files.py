@@ -1,13 +1,8 @@
-"""Write rollups and cubes as files: CSV as a stream, and Parquet from a temporary CSV file.
-
-The end of a file has the number of its rows and a digest: the last line of a CSV file, and the metadata in
-the footer of a Parquet file.
-"""
+"""Write rollups and cubes as files: CSV as a stream, and Parquet from a temporary CSV file."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -16,9 +11,7 @@ from django.contrib.auth import get_user_model
 from django.db.models import QuerySet
 
 from scheduler.models import Workload
-from telemetry.core.csv_text import END_CELL
-from telemetry.exports.sample_files import CSV_TYPE, PARQUET_TYPE
-from telemetry.exports.table_files import copied_rows, parquet_file
+from telemetry.exports.table_files import TABLE_FILES, copied_rows
 from telemetry.models import Rollup
 from telemetry.models.rollups import CONTAINER_SECONDS
 from telemetry.reads.usage_rows import USAGE_SUMS
@@ -35,6 +28,7 @@ ROLLUP_MEASURES = (
     *("held_seconds", "covered_seconds", "samples", "utilisation_seconds", "utilisation_max"),
     *("busy_seconds", "inefficient_seconds", "sm_unmeasured_seconds", "idle_seconds", "empty_seconds"),
     *("sm_active_seconds", "tensor_active_seconds", "memory_used_max_mib", "energy_mj", "energy_faults"),
+    *("utilisation_unknown_seconds", "sm_unknown_seconds"),
 )
 # The SQL and the type in Parquet files of each column. An empty cell is unknown.
 ROLLUP_COLUMNS: dict[str, tuple[str, str]] = {
@@ -159,41 +153,3 @@ def _cube_rows(scope: CubeScope) -> Iterator[bytes]:
         values["pools"] = list(scope.pools)
         only += " AND cube.pool_id = ANY(%(pools)s::bigint[])"
     yield from copied_rows(_CUBES_SQL.format(only=only), values)
-
-
-Columns = dict[str, tuple[str, str]]
-
-
-def _csv_file(rows: Iterator[bytes], columns: Columns) -> Iterator[bytes]:
-    """Yield a header, the rows, and a last line with their number and the digest of the bytes before it."""
-    digest, count = hashlib.sha256(), 0
-    head = f"{','.join(columns)}\n".encode()
-    digest.update(head)
-    yield head
-    for part in rows:
-        digest.update(part)
-        count += part.count(b"\n")
-        yield part
-    yield f"{END_CELL.format(rows=count, digest=digest.hexdigest())}\r\n".encode()
-
-
-def _parquet_file(rows: Iterator[bytes], columns: Columns) -> Iterator[bytes]:
-    """Yield a Parquet file whose metadata has the number and the digest of its rows as CSV."""
-    digest, counted = hashlib.sha256(), [0]
-
-    def read() -> Iterator[bytes]:
-        for part in rows:
-            digest.update(part)
-            counted[0] += part.count(b"\n")
-            yield part
-
-    def facts() -> dict[str, str]:
-        return {"rows": str(counted[0]), "sha256": digest.hexdigest()}
-
-    yield from parquet_file(read(), {name: kind for name, (_, kind) in columns.items()}, facts)
-
-
-TABLE_FILES: dict[str, tuple[str, Callable[[Iterator[bytes], Columns], Iterator[bytes]]]] = {
-    "csv": (CSV_TYPE, _csv_file),
-    "parquet": (PARQUET_TYPE, _parquet_file),
-}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,11 +10,16 @@ from typing import Any
 from django.db.models import QuerySet
 
 from scheduler.models import Workload
-from telemetry.exports.table_files import copied_rows, parquet_file
-from telemetry.ingest.stream_format import INT4, INT8, READING_KINDS, SPARSE_READING_KINDS
+from telemetry.exports.table_files import TABLE_FILES, copied_rows
+from telemetry.ingest.stream_format import DCGM_BITS, INT4, INT8, READING_KINDS, SPARSE_READING_KINDS
 
-CSV_TYPE, PARQUET_TYPE = "text/csv; charset=utf-8", "application/vnd.apache.parquet"
 _TIME_SQL = """to_char(sample.ts AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')"""
+# The names of the readings that are from dcgm-exporter, separated by spaces.
+_FROM_DCGM_SQL = "CASE WHEN sample.dcgm_readings IS NOT NULL THEN concat_ws(' ', {}) END".format(
+    ", ".join(
+        f"CASE WHEN sample.dcgm_readings & {bit} <> 0 THEN '{name}' END" for name, bit in DCGM_BITS.items()
+    )
+)
 # The SQL and the type in Parquet files of each column. An empty cell is unknown.
 COLUMNS: dict[str, tuple[str, str]] = {
     "ts": (_TIME_SQL, "TIMESTAMP"),
@@ -29,6 +34,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
         name: (f"sample.{name}", {INT4: "INTEGER", INT8: "BIGINT"}.get(kind, "DOUBLE"))
         for name, kind in {**READING_KINDS, **SPARSE_READING_KINDS}.items()
     },
+    "from_dcgm": (_FROM_DCGM_SQL, "VARCHAR"),
 }
 _ROWS_SQL = (
     f"SELECT {', '.join(sql for sql, _ in COLUMNS.values())} FROM scheduler_unit unit"
@@ -57,21 +63,9 @@ class SampleScope:
     units: Sequence[int] | None = None
 
 
-def sample_csv(scope: SampleScope) -> Iterator[bytes]:
-    """Yield a header and one line per sample. The lines of a host are sorted by unit and time."""
-    yield f"{','.join(COLUMNS)}\n".encode()
-    yield from _rows(scope)
-
-
-def sample_parquet(scope: SampleScope) -> Iterator[bytes]:
-    """Yield a Parquet file with the rows and columns of the CSV file. Times are in UTC."""
-    yield from parquet_file(_rows(scope), {name: kind for name, (_, kind) in COLUMNS.items()})
-
-
-SAMPLE_FILES: dict[str, tuple[str, Callable[[SampleScope], Iterator[bytes]]]] = {
-    "csv": (CSV_TYPE, sample_csv),
-    "parquet": (PARQUET_TYPE, sample_parquet),
-}
+def sample_file(kind: str, scope: SampleScope) -> Iterator[bytes]:
+    """Yield a file of samples of the kind "csv" or "parquet", in order of host, unit and time."""
+    return TABLE_FILES[kind][1](_rows(scope), COLUMNS)
 
 
 def _rows(scope: SampleScope) -> Iterator[bytes]:

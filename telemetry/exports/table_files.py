@@ -1,7 +1,12 @@
-"""Write the rows of a query as CSV, and rows of CSV as a Parquet file, in parts."""
+"""Write the rows of a query as CSV, and rows of CSV as a Parquet file, in parts.
+
+The end of a file has the number of its rows and a digest: the last line of a CSV file, and the metadata in
+the footer of a Parquet file.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +14,9 @@ from typing import Any
 
 from django.db import connection
 
+from telemetry.core.csv_text import END_CELL
+
+CSV_TYPE, PARQUET_TYPE = "text/csv; charset=utf-8", "application/vnd.apache.parquet"
 PART_BYTES = 256 * 1024
 PARQUET_ROW_GROUP = 100_000
 _COPY = "COPY ({query}) TO STDOUT (FORMAT csv)"
@@ -69,3 +77,41 @@ def _convert_to_parquet(
             f"TO '{target}' (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {PARQUET_ROW_GROUP}{kept})",
             {"table": str(table), "types": dict(types)},
         )
+
+
+Columns = dict[str, tuple[str, str]]
+
+
+def _csv_file(rows: Iterator[bytes], columns: Columns) -> Iterator[bytes]:
+    """Yield a header, the rows, and a last line with their number and the digest of the bytes before it."""
+    digest, count = hashlib.sha256(), 0
+    head = f"{','.join(columns)}\n".encode()
+    digest.update(head)
+    yield head
+    for part in rows:
+        digest.update(part)
+        count += part.count(b"\n")
+        yield part
+    yield f"{END_CELL.format(rows=count, digest=digest.hexdigest())}\r\n".encode()
+
+
+def _parquet_file(rows: Iterator[bytes], columns: Columns) -> Iterator[bytes]:
+    """Yield a Parquet file whose metadata has the number and the digest of its rows as CSV."""
+    digest, counted = hashlib.sha256(), [0]
+
+    def read() -> Iterator[bytes]:
+        for part in rows:
+            digest.update(part)
+            counted[0] += part.count(b"\n")
+            yield part
+
+    def facts() -> dict[str, str]:
+        return {"rows": str(counted[0]), "sha256": digest.hexdigest()}
+
+    yield from parquet_file(read(), {name: kind for name, (_, kind) in columns.items()}, facts)
+
+
+TABLE_FILES: dict[str, tuple[str, Callable[[Iterator[bytes], Columns], Iterator[bytes]]]] = {
+    "csv": (CSV_TYPE, _csv_file),
+    "parquet": (PARQUET_TYPE, _parquet_file),
+}

@@ -74,6 +74,12 @@ class Rollup(models.Model):
     energy_faults = models.IntegerField(
         null=True, help_text="intervals whose energy is unknown because of the counter"
     )
+    utilisation_unknown_seconds = models.FloatField(
+        null=True, help_text="covered seconds whose utilisation is unknown; empty: none"
+    )
+    sm_unknown_seconds = models.FloatField(
+        null=True, help_text="covered seconds whose SM activity is unknown; empty: none"
+    )
     simulated = models.BooleanField(default=False)
 
     objects = RollupQuerySet.as_manager()

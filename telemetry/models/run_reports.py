@@ -72,6 +72,8 @@ class RunReportUnit(models.Model):
     memory_used_max_mib = models.IntegerField(null=True)
     energy_mj = models.BigIntegerField(null=True)
     energy_faults = models.IntegerField(null=True)
+    utilisation_unknown_seconds = models.FloatField(null=True)
+    sm_unknown_seconds = models.FloatField(null=True)
     memory_peak_at = models.DateTimeField(null=True, help_text="start of the time with the memory's peak")
     busy = _series("busy part of the time, in percent")
     empty = _series("part of the time without a process, in percent")

@@ -22,7 +22,8 @@ class GroupUsage:
     """The GPU-hours that one group held, and their use. None means unknown.
 
     A group is a team, project, user, type, model, pool, host, GPU or workload. Fields without another unit
-    are in GPU-hours. ``used`` is weighted by utilisation, and ``busy`` counts time with any activity.
+    are in GPU-hours. ``known`` is the time whose utilisation is known, ``used`` is this time weighted by
+    utilisation, and ``busy`` is the time with a utilisation of 5 % or more.
     ``guarantee`` is a number of GPUs, for teams only. ``borrowed`` is unknown for a long period.
     """
 
@@ -30,6 +31,7 @@ class GroupUsage:
     name: str
     held: float
     mean_gpus: float
+    known: float | None
     used: float | None
     busy: float | None
     idle: float | None
@@ -46,9 +48,15 @@ class GroupUsage:
     @property
     def utilisation(self) -> float | None:
         """Return the mean utilisation of the measured held time, 0 to 1; None if unknown."""
-        if self.used is None or not self.coverage or not self.held:
-            return None
-        return min(1.0, self.used / (self.held * self.coverage))
+        return min(1.0, self.used / self.known) if self.used is not None and self.known else None
+
+    @property
+    def known_held(self) -> float:
+        """Return the part of the held GPU-hours whose utilisation is known.
+
+        Rollups have whole hours, so ``known`` may be longer than the held part of the period.
+        """
+        return min(self.held, self.known or 0.0) if self.used is not None else 0.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,7 @@ def usage_by(dimension: str, filters: UsageFilters, reads: UsageRows | None = No
                 key=key,
                 name=names.get(key) or guarantees.get(key, ("", 0.0))[0],
                 held=to_gpu_hours(seconds),
+                known=_known(hours),
                 mean_gpus=to_gpu_hours(seconds) / filters.hours,
                 used=hours["utilisation_seconds"],
                 busy=hours["busy_seconds"],
@@ -105,10 +114,23 @@ def usage_by(dimension: str, filters: UsageFilters, reads: UsageRows | None = No
     return UsageTable(groups, filters.hours)
 
 
+def mean_gpus_by(dimension: str, reads: UsageRows) -> dict[Any, float]:
+    """Return the mean held GPUs of each group of ``dimension`` in the period of ``reads``."""
+    check_dimension(dimension)
+    held, _, _ = _held_and_borrowed(dimension, reads.filters, reads)
+    return {key: to_gpu_hours(seconds) / reads.filters.hours for key, seconds in held.items()}
+
+
 def _charge_lines(dimension: str, filters: UsageFilters, reads: UsageRows | None) -> list[ChargeSums]:
     if reads is not None and dimension in shared_dimensions(filters):
         return reads.charges
     return charge_sums([filters], (dimension,))[0]
+
+
+def _known(hours: dict[str, float | None]) -> float | None:
+    """Return the covered hours whose utilisation is known; None without samples."""
+    covered = hours["covered_seconds"]
+    return None if covered is None else covered - (hours["utilisation_unknown_seconds"] or 0.0)
 
 
 def _known_hours(sums: dict[Any, float] | None, key: Any) -> float | None:

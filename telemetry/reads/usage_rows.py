@@ -36,6 +36,8 @@ USAGE_MEASURES = (
     "empty_seconds",
     "sm_active_seconds",
     "tensor_active_seconds",
+    "utilisation_unknown_seconds",
+    "sm_unknown_seconds",
 )
 USAGE_SUMS = (*USAGE_MEASURES, "energy_mj")
 # Sum by allocation before joining, because there are many more rollups than allocations.
@@ -51,9 +53,14 @@ ROLLUPS_SQL = (
     + WORK_JOINS_SQL
     + " WHERE true{where} GROUP BY 1, 2, 3"
 )
+# The covered time whose utilisation is known.
+KNOWN_SQL = "({0}.covered_seconds - coalesce({0}.utilisation_unknown_seconds, 0))"
+# The time of the steps empty, idle and inefficient; NULL if the activity is unknown.
+WASTED_SQL = "({0}.empty_seconds + {0}.idle_seconds + coalesce({0}.inefficient_seconds, 0))"
 HOURS_SQL = (
     f"SELECT {{key}}, extract(epoch FROM r.bucket)::bigint, sum(r.utilisation_seconds * {SLOTS_SQL}),"
-    f" sum(r.covered_seconds * {SLOTS_SQL}), sum(r.held_seconds * {SLOTS_SQL})"
+    f" sum({KNOWN_SQL.format('r')} * {SLOTS_SQL}), sum(r.held_seconds * {SLOTS_SQL}),"
+    f" sum({WASTED_SQL.format('r')} * {SLOTS_SQL})"
     " FROM (SELECT * FROM telemetry_rollup WHERE {buckets}) r"
     " JOIN scheduler_allocation a ON a.id = r.allocation_id"
     + HARDWARE_JOINS_SQL.format(unit="r.unit_id")
@@ -74,8 +81,8 @@ CUBE_TOTALS_SQL = (
     + ", 3"
 )
 CUBE_HOURS_SQL = (
-    "SELECT {key}, extract(epoch FROM c.bucket)::bigint, sum(c.utilisation_seconds), sum(c.covered_seconds),"
-    " sum(c.held_seconds)" + CUBES_SQL
+    "SELECT {key}, extract(epoch FROM c.bucket)::bigint, sum(c.utilisation_seconds),"
+    f" sum({KNOWN_SQL.format('c')}), sum(c.held_seconds), sum({WASTED_SQL.format('c')})" + CUBES_SQL
 )
 HOLDS_SQL = (
     "SELECT {key}, {name}, extract(epoch FROM lower(a.period))::float8,"
@@ -107,15 +114,17 @@ class HeldInterval(NamedTuple):
 class HourlyUsage(NamedTuple):
     """The slot-seconds of one group in one hour. ``start`` is in seconds since the epoch.
 
-    ``covered`` is the time with samples, and ``used`` is this time weighted by utilisation. Both are None
-    if nothing was measured. ``held`` includes time without samples.
+    ``known`` is the time whose utilisation is known, and ``used`` is this time weighted by utilisation. Both
+    are None if no sample arrived. ``held`` includes time without samples. ``wasted`` is the time of the steps
+    empty, idle and inefficient; None if no activity is known.
     """
 
     group: Any
     start: int
     used: float | None
-    covered: float | None
+    known: float | None
     held: float
+    wasted: float | None
 
 
 class UsageRows:

@@ -27,8 +27,6 @@ from telemetry.reports.report_locks import try_lock_report
 FIRST_REPORT_DELAY = timedelta(minutes=2)
 MIN_REFRESH = timedelta(minutes=10)
 REFRESH_AGE_SHARE = 4  # the next look is after a quarter of the age
-# Workloads that ended longer ago have no new report: their page builds it from the rollups that exist.
-LOOKBACK = timedelta(days=2)
 REPORTS_PER_RUN = 200
 SUM_FIELDS = tuple(entry.name for entry in fields(UsageSums))
 
@@ -52,9 +50,14 @@ def refresh_reports(now: datetime) -> int:
 
 
 def _workloads_without_report(now: datetime) -> list[int]:
+    """Return the workloads without a report, oldest first, that ended while samples were kept.
+
+    So an outage shorter than the retention loses no report. Pages build the reports of earlier workloads from
+    the rollups that exist.
+    """
     ended = Workload.objects.filter(
         state=WorkloadState.ENDED,
-        ended_at__gt=now - LOOKBACK,
+        ended_at__gt=now - _sample_retention(),
         ended_at__lte=now - FIRST_REPORT_DELAY,
         attempt__gt=0,
         simulated=False,
@@ -104,8 +107,7 @@ def _is_final(workload: Workload, report: WorkloadReport, now: datetime) -> bool
 
     After the retention of samples, late samples are rejected.
     """
-    retention = Retention.objects.filter(pk=1).first() or Retention()
-    if now - report.until > timedelta(days=retention.sample_days):
+    if now - report.until > _sample_retention():
         return True
     recorded = HostHoursRecorded.objects.filter(pk=1).values_list("until", flat=True).first()
     if recorded is None or recorded < report.until:
@@ -119,6 +121,11 @@ def _is_final(workload: Workload, report: WorkloadReport, now: datetime) -> bool
         host__in=hosts, resolution__lte=3600, bucket__gte=first, bucket__lt=report.until
     )
     return not awaited.exists() and not due.exists()
+
+
+def _sample_retention() -> timedelta:
+    retention = Retention.objects.filter(pk=1).first() or Retention()
+    return timedelta(days=retention.sample_days)
 
 
 def _unit_row(report: RunReport, unit: UnitReport) -> RunReportUnit:

@@ -33,6 +33,14 @@ FROM telemetry_rollup WHERE {{buckets}} AND unit_id = ANY(%s::bigint[])
 """
 
 
+_DROPPED_SQL = """
+SELECT max(day) FROM generate_series(%s::timestamptz, %s::timestamptz, interval '1 day') AS day
+WHERE NOT EXISTS (SELECT FROM telemetry_sample WHERE ts >= day AND ts < day + interval '1 day')
+    AND EXISTS (SELECT FROM telemetry_rolluphours WHERE container = day
+        AND (SELECT sum(covered) FROM unnest(covered_seconds) AS covered) > 0)
+"""
+
+
 @dataclass
 class RebuildResult:
     """The numbers of rollups of the period, and of rollups that differ from the stored ones."""
@@ -87,6 +95,15 @@ def check_period(start: datetime, end: datetime, now: datetime) -> None:
         raise ValueError(
             f"from is {start.isoformat()}; allowed: {first.isoformat()} or later, because older samples are"
             " deleted."
+        )
+    # The retention may have been raised after samples were deleted.
+    with connection.cursor() as cursor:
+        cursor.execute(_DROPPED_SQL, [bucket_start(start, Rollup.Resolution.DAY), end - HOUR])
+        (dropped,) = cursor.fetchone()
+    if dropped is not None:
+        raise ValueError(
+            f"from is {start.isoformat()}; allowed: {(dropped.astimezone(UTC) + DAY).isoformat()} or later,"
+            f" because the samples of {dropped.astimezone(UTC):%Y-%m-%d} are deleted."
         )
 
 

@@ -34,6 +34,8 @@ MICRO_MEASURES = (
     "empty_seconds",
     "sm_active_seconds",
     "tensor_active_seconds",
+    "utilisation_unknown_seconds",
+    "sm_unknown_seconds",
 )
 COUNT_MEASURES = ("samples", "memory_used_max_mib", "energy_mj", "energy_faults")
 ROLLUP_MEASURES = (*MICRO_MEASURES, *COUNT_MEASURES)

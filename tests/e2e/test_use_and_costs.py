@@ -35,7 +35,7 @@ CHARTS = (
     "Use by team",
     "Now, GPU by GPU",
     "When GPUs are wanted",
-    "Busy is not the same as at work",
+    "High utilisation is not the same as work",
     "When GPUs work",
     "Pooled or dedicated",
     "How long people wait",

@@ -10,7 +10,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from scheduler.models import Host, Unit, Workload
+from portal.wording.alert_texts import alert_evidence
+from scheduler.models import Gpu, Host, Unit, Workload
 from telemetry.alerts import alert_rows, evaluate
 from telemetry.alerts.evaluate import evaluate_alerts, purge_old_alerts
 from telemetry.alerts.rules import write_rule
@@ -27,10 +28,30 @@ START = at(9)
 USES = {"busy": (60.0, 0.0, 0.0), "idle": (0.0, 60.0, 0.0), "empty": (0.0, 0.0, 60.0)}
 
 
-def use(unit: Unit, allocation: Any, use_of: str, minutes: int, since: dt.datetime = START) -> None:
-    """Store minute rollups in which the unit is busy, idle or empty."""
+@pytest.fixture(autouse=True)
+def sampled_hosts(world: World) -> None:
+    """Let all hosts have sent their samples, so that they have no alert about a gap."""
+    SampleWatermark.objects.bulk_create(
+        SampleWatermark(host=host, sampled_until=at(0, day=9)) for host in Host.objects.all()
+    )
+
+
+def use(
+    unit: Unit,
+    allocation: Any,
+    use_of: str,
+    minutes: int,
+    since: dt.datetime = START,
+    *,
+    is_read: bool = True,
+) -> None:
+    """Store minute rollups in which the unit is busy, idle or empty.
+
+    ``is_read`` is False for a unit without utilisation and SM activity, such as a slice of an A100.
+    """
     busy, idle, empty = USES[use_of]
-    sums = UsageSums(60.0, 60.0, 6, busy_seconds=busy, idle_seconds=idle, empty_seconds=empty)
+    utilisation = busy if is_read else None
+    sums = UsageSums(60.0, 60.0, 6, utilisation, busy_seconds=busy, idle_seconds=idle, empty_seconds=empty)
     buckets = [since + timedelta(minutes=minute) for minute in range(minutes)]
     write_rollups(
         60, [StoredUse(bucket, unit.gpu.host_id, unit.pk, allocation.pk, sums) for bucket in buckets]
@@ -108,6 +129,24 @@ def test_an_empty_job_is_empty_and_not_idle(world: World) -> None:
     evaluate_alerts(at(9, 18))
     evaluate_alerts(at(9, 35))
     assert kinds_of_open_alerts() == ["held_empty"]
+
+
+@pytest.mark.parametrize(
+    "readings, kinds",
+    [({}, []), ({"pcie_rx_kib": 900_000, "pcie_tx_kib": 10_000}, []), ({"power_w": 70.0}, ["held_empty"])],
+)
+def test_no_process_alone_neither_begins_an_alert_nor_stops_work(
+    world: World, readings: dict[str, Any], kinds: list[str]
+) -> None:
+    change_rule(world, AlertKind.HELD_EMPTY, stop_work=True, notice_minutes=5)
+    unit, work = units_of(world.hosts["alpha"])[0], workload(world, world.vision)
+    use(unit, hold(work, unit, START), "empty", 60, is_read=False)
+    read(unit, 60, processes=0, **readings)
+    for minute in (18, 30, 45):
+        evaluate_alerts(at(9, minute))
+    assert list(Alert.objects.values_list("kind", flat=True)) == kinds
+    work.refresh_from_db()
+    assert work.stop_requested == ("idle" if kinds else "")
 
 
 def test_a_job_that_uses_two_of_eight_gpus_asked_for_too_many(world: World) -> None:
@@ -274,8 +313,8 @@ def test_memory_errors_are_counted_once_from_events_and_counters(world: World) -
 def test_a_host_without_new_samples_and_one_with_a_wrong_clock_have_alerts(world: World) -> None:
     Host.objects.update(lease_state="alive")
     alpha, beta = world.hosts["alpha"], world.hosts["beta"]
-    SampleWatermark.objects.create(host=alpha, sampled_until=START)
-    SampleWatermark.objects.create(host=beta, sampled_until=at(9, 10))
+    SampleWatermark.objects.filter(host=alpha).update(sampled_until=START)
+    SampleWatermark.objects.filter(host=beta).update(sampled_until=at(9, 10))
     fault = {"day": START.date(), "source": "nvml", "reading": "ts", "kind": "clock_corrected", "count": 3}
     ReadingFault.objects.create(host=beta, last_at=at(9, 10), last_value=-45.0, **fault)
     evaluate_alerts(at(9, 11))
@@ -287,6 +326,28 @@ def test_a_host_without_new_samples_and_one_with_a_wrong_clock_have_alerts(world
     SampleWatermark.objects.filter(host=beta).update(sampled_until=at(9, 45))
     evaluate_alerts(at(9, 46))
     assert kinds_of_open_alerts() == []
+
+
+@pytest.mark.parametrize("has_watermark", [False, True])
+def test_a_host_that_never_sent_a_sample_has_an_alert_since_it_reported_its_gpus(
+    world: World, has_watermark: bool
+) -> None:
+    alpha, beta = world.hosts["alpha"], world.hosts["beta"]
+    Gpu.objects.filter(host=beta).update(retired_at=START)  # a host without GPUs sends no samples
+    marks = SampleWatermark.objects.filter(host__in=[alpha, beta])
+    if has_watermark:
+        marks.update(sampled_until=None)
+    else:
+        marks.delete()
+    assert evaluate_alerts(at(9, 9)).begun == 0
+    evaluate_alerts(at(9, 11))
+    alert = Alert.objects.get()
+    assert (alert.kind, alert.host_id, alert.value) == ("telemetry_gap", alpha.pk, 11.0)
+    text = alert_evidence(alert.kind, alert.value, alert.evidence)
+    assert text == "It has sent no sample since it reported its GPUs, 11 minutes ago."
+    marks.delete()
+    SampleWatermark.objects.create(host=alpha, sampled_until=at(9, 12))
+    assert evaluate_alerts(at(9, 13)).ended == 1
 
 
 def test_a_reservation_that_nobody_uses_has_an_alert_until_work_comes(world: World) -> None:

@@ -20,8 +20,10 @@ from telemetry.core.alerts.unit_use import (
 HOT = ALERT_KINDS[AlertKind.HOT].defaults
 
 
-def activity(busy: float | None, idle: float | None, empty: float | None, unit: int = 1) -> UnitActivity:
-    return UnitActivity(unit, 600, busy, idle, empty)
+def activity(
+    busy: float | None, idle: float | None, empty: float | None, read: float | None = 600
+) -> UnitActivity:
+    return UnitActivity(1, 600, busy, idle, empty, read)
 
 
 def test_every_kind_has_defaults_that_an_operator_could_set() -> None:
@@ -94,8 +96,14 @@ def test_changing_power_or_traffic_contradicts_a_utilisation_of_zero(
     idle, empty = activity(0, 600, 0), activity(0, 0, 600)
     assert is_confirmed_unused(idle, signal) is (quiet is True)
     assert is_confirmed_unused(empty, signal) is (quiet is not False)
+    assert is_confirmed_unused(activity(0, 0, 600, read=None), signal) is (quiet is True)
 
 
 def test_a_process_without_a_second_signal_is_not_confirmed_unused() -> None:
     assert not is_confirmed_unused(activity(0, 600, 0), None)
     assert is_confirmed_unused(activity(0, 0, 600), None)  # no process is the second signal
+
+
+@pytest.mark.parametrize("read", [None, 0.0, 470.0])
+def test_no_process_alone_is_not_confirmed_unused(read: float | None) -> None:
+    assert not is_confirmed_unused(activity(0, 0, 600, read), None)

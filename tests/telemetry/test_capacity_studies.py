@@ -11,14 +11,16 @@ import pytest
 
 from benchmarks import telemetry_forecast
 from benchmarks.telemetry_forecast import recorded_quarter
+from portal.reads.fleet.capacity_studies import study_details
 from scheduler.core.model.snapshot import Ask
-from scheduler.models import Workload
+from scheduler.models import Gpu, Workload
 from telemetry.capacity import studies
 from telemetry.capacity.recorded import recorded_demand
 from telemetry.core.capacity.quarter_replay import demand_text, read_demand, replay
 from telemetry.core.capacity.size_figures import (
     SizeFigures,
     WaitFigures,
+    next_size,
     recorded_waits,
     requests_of_model,
     size_figures,
@@ -181,6 +183,65 @@ def test_a_period_with_too_many_requests_begins_later_and_says_so(world: World) 
     assert demand.start == int(at(4, day=3).timestamp())
 
 
+@pytest.mark.django_db
+def test_a_replay_is_not_compared_with_waits_of_another_number_of_gpus(used: World) -> None:
+    def changed_models() -> list[str]:
+        return recorded_demand(used.shared.pk, at(0, day=1), at(0, day=6), at(0, day=6))[1].changed_models
+
+    gpus = Gpu.objects.filter(pool=used.shared, model=H100)
+    assert changed_models() == []
+    grown = gpus.filter(pk__in=gpus.order_by("-pk").values("pk")[:2])
+    grown.update(created_at=at(12, day=4))
+    assert changed_models() == [H100]
+    studies.create_study(used.shared, H100, 600, used.operator, at(0, day=6))
+    done = studies.run_next_study(clock_from(at(1, day=6)))
+    assert done is not None
+    (model,) = study_details(done).models
+    assert model.wait_error is None and not model.is_trusted
+    assert model.trust.startswith(f"The number of {H100} changed in this time")
+    # A GPU that was swapped in its slot is no change of the number, and neither is one before the requests.
+    grown.update(created_at=at(12, day=2))
+    first = gpus.first()
+    assert first is not None
+    gpus.filter(pk=first.pk).update(retired_at=at(12, day=4))
+    first.pk, first.uuid, first.created_at = None, "GPU-in-the-same-slot", at(12, day=4)
+    first.save()
+    assert changed_models() == []
+
+
+@pytest.mark.django_db
+def test_the_smallest_number_of_gpus_is_searched_below_and_between_the_fixed_sizes(
+    used: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studies.create_study(used.shared, H100, 600, used.operator, at(0, day=6))
+    monkeypatch.setattr(studies, "MAX_BISECTIONS", 6)
+    monkeypatch.setattr(studies, "model_sizes", lambda gpus: {-20: round(gpus * 0.8), 0: gpus})
+    done = studies.run_next_study(clock_from(at(1, day=6)))
+    assert done is not None
+    (model,) = study_details(done).models
+    # Four GPUs are wanted at once; with three of them, one request of four waits for an hour.
+    assert model.recommended is not None and model.recommended.gpus == 4
+    assert {3, 4} <= {size.gpus for size in model.sizes}
+    assert [size.gpus for size in model.sizes if size.change == 0] == [model.present.gpus]
+
+
+@pytest.mark.parametrize(
+    ("waits", "gpus"),
+    [
+        ({8: 900.0, 10: 600.0}, 9),
+        ({9: 900.0, 10: 600.0}, None),
+        ({80: 100.0, 100: 100.0}, 40),  # each replayed size keeps the limit
+        ({1: 100.0}, None),
+        ({8: 900.0, 10: 900.0}, None),
+        ({8: None, 10: None}, None),  # without requests, there is nothing to search for
+    ],
+)
+def test_the_next_size_halves_the_distance_to_the_size_that_fails(
+    waits: dict[int, float | None], gpus: int | None
+) -> None:
+    assert next_size([size(number, p95) for number, p95 in waits.items()], 600) == gpus
+
+
 def clock_from(start: dt.datetime, step: dt.timedelta = dt.timedelta()) -> Callable[[], dt.datetime]:
     """Return a clock that advances by ``step`` with each reading."""
     times = [start]
@@ -190,6 +251,12 @@ def clock_from(start: dt.datetime, step: dt.timedelta = dt.timedelta()) -> Calla
         return times[-1]
 
     return read
+
+
+@pytest.fixture(autouse=True)
+def fixed_sizes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay only the fixed sizes of a study. The test of the search replays more."""
+    monkeypatch.setattr(studies, "MAX_BISECTIONS", 0)
 
 
 @pytest.fixture
@@ -214,15 +281,8 @@ def test_a_study_runs_once_and_keeps_its_frozen_demand_and_its_sizes(used: World
     study = studies.create_study(used.shared, H100, 600, used.operator, at(0, day=6))
     done = studies.run_next_study(clock_from(at(1, day=6)))
     assert done is not None and done.pk == study.pk and done.state == "done" and done.progress == 1.0
-    assert [row["change"] for row in sorted(done.sizes, key=lambda row: row["gpus"])] == [
-        -20,
-        -10,
-        0,
-        10,
-        20,
-        30,
-        40,
-    ]
+    fixed = [row["change"] for row in sorted(done.sizes[:7], key=lambda row: row["gpus"])]
+    assert fixed == [-20, -10, 0, 10, 20, 30, 40]
     assert {row["model"] for row in done.sizes} == {H100} and done.sizes[0]["change"] == 0
     assert done.recorded[H100]["p95"] == 3_600 and done.facts["requests"] == 12
     assert done.facts["cost_per_gpu_month"][H100] is not None
@@ -263,7 +323,8 @@ def test_a_task_that_was_silent_for_too_long_leaves_the_study_to_the_task_that_t
     monkeypatch.setattr(studies, "replay", be_slow)
     studies.run_next_study(clock_from(at(1, day=6)))
     done = CapacityStudy.objects.get(pk=study.pk)
-    assert done.state == "done" and len(done.sizes) == 7 and done.ended_at == at(1, 6, day=6)
+    assert done.state == "done" and len({row["gpus"] for row in done.sizes}) == len(done.sizes)
+    assert done.ended_at == at(1, 6, day=6)
 
 
 @pytest.mark.django_db

@@ -9,7 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from telemetry.models import Rollup, RollupDue
+from telemetry.models import Rollup, RollupDue, Sample
 from telemetry.rollups.rebuild import rebuild_rollups
 from telemetry.rollups.roll_up import roll_up_due_buckets
 from tests.telemetry.rows import at, hold, store_rollup, workload
@@ -67,6 +67,15 @@ def test_a_rebuild_of_the_future_or_of_deleted_samples_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         list(rebuild_rollups(start, end, NOW))  # type: ignore[arg-type]
+
+
+def test_a_day_that_was_deleted_before_the_retention_was_raised_is_refused(day: World) -> None:
+    Sample.objects.filter(ts__lt=at(0, day=3)).delete()
+    before = sorted(Rollup.objects.values_list(), key=str)
+    message = r"from is 2026-03-02T09.*allowed: 2026-03-03T00:00:00\+00:00 or later.*2026-03-02 are deleted"
+    with pytest.raises(ValueError, match=message):
+        list(rebuild_rollups(at(9), at(10), NOW))
+    assert sorted(Rollup.objects.values_list(), key=str) == before
 
 
 def test_the_command_names_a_time_that_it_cannot_read(world: World) -> None:

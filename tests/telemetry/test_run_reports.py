@@ -114,6 +114,21 @@ def test_a_second_run_of_the_task_writes_nothing(measured: Workload) -> None:
     assert (list(RunReport.objects.values()), list(RunReportUnit.objects.values())) == before
 
 
+def test_the_reports_of_an_outage_of_days_are_made_later_and_the_oldest_first(
+    measured: Workload, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = held_workload(world, units_of(world.hosts["beta"])[:1], [(at(10, day=3), at(11, day=3))])
+    monkeypatch.setattr(stored, "REPORTS_PER_RUN", 1)
+    assert stored.refresh_reports(at(9, day=6)) == 1
+    assert list(RunReport.objects.values_list("workload", flat=True)) == [measured.pk]
+    assert stored.refresh_reports(at(9, 1, day=6)) == 1
+    assert set(RunReport.objects.values_list("workload", flat=True)) == {measured.pk, later.pk}
+
+
+def test_work_that_ended_before_the_retention_of_samples_gets_no_report(measured: Workload) -> None:
+    assert stored.refresh_reports(at(9, 31, day=16)) == 0  # samples are kept for 14 days
+
+
 def test_a_late_sample_changes_a_report_until_it_is_frozen(measured: Workload) -> None:
     stored.refresh_reports(at(9, 40))
     unit = units_of(measured.runs.get().host)[0]

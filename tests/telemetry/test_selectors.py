@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from scheduler import services
 from scheduler.core.model.slots import SLOTS_PER_GPU
-from scheduler.models import Allocation, Run, Workload
+from scheduler.models import Allocation, Gpu, Run, Workload
 from telemetry.budgets.budget_checks import check_budgets
 from telemetry.models import Budget, Price, Sample
 from telemetry.money.charges import charge_all_gpus
@@ -21,7 +21,7 @@ from telemetry.money.rate_card import load_rates
 from telemetry.reads.budget_status import find_budget_status
 from telemetry.reads.chargeback import charge_lines, charges_by
 from telemetry.reads.live_readings import live_unit_readings
-from telemetry.reads.pooling import pooling_savings
+from telemetry.reads.pooling import owned_gpus, pooling_savings
 from telemetry.reads.prices import load_current_prices
 from telemetry.reads.usage_by_group import usage_by
 from telemetry.reads.usage_filters import USAGE_DIMENSIONS, UsageFilters
@@ -197,6 +197,23 @@ def test_pooling_saves_gpus_that_teams_need_at_different_times(rates: World) -> 
     saving = pooling_savings(UsageFilters(at(9), at(15), pool=rates.shared.pk))
     assert (saving.dedicated, saving.pooled, saving.gpus, saving.owned) == (8, 4, 4, 24)
     assert saving.per_month == Decimal("7008.00")  # 4 GPUs x 730 h x 2.40
+
+
+def test_a_swapped_gpu_counts_once_and_a_new_one_from_its_first_day(rates: World) -> None:
+    first = Gpu.objects.get(host=rates.hosts["alpha"], index=0)
+    Gpu.objects.exclude(host=rates.hosts["alpha"]).update(retired_at=at(0))
+    Gpu.objects.filter(host=rates.hosts["alpha"]).update(created_at=at(0))
+    Gpu.objects.filter(pk=first.pk).update(retired_at=at(10))
+    copy = {"host": first.host, "pool": first.pool, "model": first.model, "memory_mib": first.memory_mib}
+    copy |= {"compute_capability": first.compute_capability, "index": 0}
+    Gpu.objects.create(uuid="GPU-in-the-same-slot", created_at=at(10), **copy)
+    Gpu.objects.create(uuid="GPU-that-was-added", created_at=at(12), **(copy | {"index": 8}))
+    owned = owned_gpus(UsageFilters(at(8), at(14)))
+    edges = [at(hour).timestamp() for hour in (8, 10, 12, 13, 14)]
+    assert owned.per_step(edges) == [8.0, 8.0, 9.0, 9.0]
+    assert owned.per_step([at(11, 30).timestamp(), at(12, 30).timestamp()]) == [8.5]
+    assert (owned.most, owned_gpus(UsageFilters(at(8), at(11))).most) == (9.0, 8.0)
+    assert owned_gpus(UsageFilters(at(8), at(14), model="none")).most == 0
 
 
 def test_waits_count_from_submission_to_the_first_gpu(rates: World) -> None:

@@ -16,12 +16,15 @@ from portal.api.base.lookups import visible_pool
 from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.api.base.views import ApiView
-from portal.errors import ObjectNotFound
+from portal.errors import Invalid, ObjectNotFound
+from portal.input_checks import display_value
 from portal.models import Organisation
 from portal.reads.fleet import capacity_studies as reads
 from portal.reads.fleet.demand_forecast import demand_outlook
+from portal.reads.fleet.utilisation import visible_gpu_models
 from portal.reads.utilisation.period import zone_of_organisation
 from portal.services.fleet import capacity_studies as verbs
+from portal.wording.pages.money import money_pages
 from telemetry.models import CapacityStudy
 
 
@@ -74,6 +77,14 @@ class DemandForecastView(ApiView):
         organisation = Organisation.objects.first()
         zone = zone_of_organisation(organisation.time_zone if organisation else "")
         models = [query["model"]] if "model" in query else []
+        visible = visible_gpu_models(self.actor)
+        if unknown := next((model for model in models if model not in visible), None):
+            text = money_pages.FILTER_UNKNOWN.format(
+                field="model",
+                given=display_value(unknown),
+                allowed=", ".join(visible) or money_pages.NOTHING_ALLOWED,
+            )
+            raise Invalid({"model": text}, {"model": unknown})
         outlook = demand_outlook(pools, models, self.now, zone)
         answer: dict[str, Any] = {"first": outlook.first, "zone": str(zone), "parts": outlook.parts}
         return self.object_response(answer, DemandForecastAnswer)
@@ -122,7 +133,10 @@ class ModelStudyShape(ResponseSerializer):
     recorded_p95_seconds = serializers.FloatField(allow_null=True, help_text="recorded, not replayed")
     wait_error = serializers.FloatField(
         allow_null=True,
-        help_text="difference of the replayed and the recorded p95 wait, as part of the latter",
+        help_text=(
+            "difference of the replayed and the recorded p95 wait, as part of the latter; null: no waits, or "
+            "the number of GPUs changed"
+        ),
     )
 
 

@@ -16,16 +16,17 @@ from portal.api.base.periods import checked_period
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import AnyContentNegotiation, ApiView
 from portal.streamed_file import StreamedFile
-from telemetry.exports.sample_files import SAMPLE_FILES, SampleScope
+from telemetry.exports.sample_files import SampleScope, sample_file
+from telemetry.exports.table_files import TABLE_FILES
 
 MAX_SAMPLE_PERIOD = timedelta(days=31)
-CONTENT_TYPES = tuple(content_type.partition(";")[0] for content_type, _ in SAMPLE_FILES.values())
+CONTENT_TYPES = tuple(content_type.partition(";")[0] for content_type, _ in TABLE_FILES.values())
 
 
 class SampleQuery(StrictSerializer):
     start = serializers.DateTimeField(help_text="time of the first sample")
     end = serializers.DateTimeField(help_text="time after the last sample, at most 31 days later")
-    kind = serializers.ChoiceField(choices=tuple(SAMPLE_FILES), default="csv")
+    kind = serializers.ChoiceField(choices=tuple(TABLE_FILES), default="csv")
     pool = slug_field(required=False, help_text="only hosts of this pool")
     host = serializers.CharField(max_length=63, required=False, help_text="only this host")
     workload = serializers.UUIDField(required=False, help_text="only samples of this workload")
@@ -43,9 +44,8 @@ class SampleFileView(ApiView):
         """Return a file of the samples of your teams' work. Operators and auditors get all samples."""
         query = self.validated_query(SampleQuery)
         scope = self._scope(query)
-        content_type, write = SAMPLE_FILES[query["kind"]]
         name = f"gpupool-samples-{scope.start:%Y%m%dT%H%M}-{scope.end:%Y%m%dT%H%M}.{query['kind']}"
-        return StreamedFile(name, content_type, write(scope))
+        return StreamedFile(name, TABLE_FILES[query["kind"]][0], sample_file(query["kind"], scope))
 
     def _scope(self, query: JsonObject) -> SampleScope:
         start, end = checked_period(query["start"], query["end"], MAX_SAMPLE_PERIOD)

@@ -19,12 +19,12 @@ from portal.streamed_file import StreamedFile
 from telemetry.exports.rollup_files import (
     CUBE_LEVELS,
     LEVELS,
-    TABLE_FILES,
     CubeScope,
     RollupScope,
     cube_file,
     rollup_file,
 )
+from telemetry.exports.table_files import TABLE_FILES
 
 # The longest period of a file: a minute has 60 times the rows of an hour.
 LONGEST = {"minute": timedelta(days=31), "hour": timedelta(days=400), "day": timedelta(days=400)}

@@ -32,6 +32,9 @@ class UtilisationAnswerQuery(StrictSerializer):
     period = serializers.CharField(max_length=20, required=False, help_text="such as 24h, 7d or month")
     start = serializers.DateTimeField(required=False, help_text="together with end")
     end = serializers.DateTimeField(required=False, help_text="at most 400 days after the start")
+    compare = serializers.CharField(
+        max_length=20, required=False, help_text="compared period: before, 4w, 52w or off"
+    )
     pool = serializers.CharField(max_length=60, required=False)
     team = serializers.CharField(max_length=60, required=False)
     model = serializers.CharField(max_length=60, required=False)

@@ -88,7 +88,7 @@ class NotificationShape(ResponseSerializer):
 
     def get_report(self, row: Notification) -> str | None:
         """Return the address of the report, below the address of the portal."""
-        if row.kind != "ended" or row.workload is None or not row.workload.attempt:
+        if row.kind not in ("ended", "advice") or row.workload is None or not row.workload.attempt:
             return None
         return f"/api/v1/workloads/{row.workload.public_id}/report/"
 

@@ -14,7 +14,9 @@ from portal.api.base.fields import CurrencyAmount, JsonObject, ResponseSerialize
 from portal.api.base.periods import checked_period
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
+from portal.errors import Invalid
 from portal.reads.utilisation.right_sizing import SizingAdvice, sizing_advice
+from portal.wording.pages import api_answers
 from telemetry.core.capacity.right_sizing import SAVING_CODES
 from telemetry.money.billing_months import month_of
 from telemetry.money.pricing.billing_currencies import currency_of_month
@@ -26,7 +28,7 @@ DEFAULT_PERIOD = timedelta(days=30)
 
 class RightSizingQuery(StrictSerializer):
     start = serializers.DateTimeField(required=False, help_text="default: 30 days ago")
-    end = serializers.DateTimeField(required=False, help_text="default: now")
+    end = serializers.DateTimeField(required=False, help_text="default: now; required with a start")
 
 
 class SizingAdviceShape(ResponseSerializer):
@@ -75,6 +77,8 @@ class RightSizingView(ApiView):
         return self.object_response(answer, RightSizingAnswer)
 
     def _filters(self, query: JsonObject) -> UsageFilters:
+        if "start" in query and "end" not in query:
+            raise Invalid({"end": api_answers.PERIOD_WITHOUT_END}, {"end": ""})
         end = query.get("end", self.now)
         start, end = checked_period(query.get("start", end - DEFAULT_PERIOD), end, MAX_PERIOD)
         return UsageFilters(start=start, end=end, currency=currency_of_month(month_of(self.now)))

@@ -17,6 +17,7 @@ from telemetry.core.capacity.size_figures import (
     SizeFigures,
     WaitFigures,
     keeps_wait,
+    size_of_row,
     smallest_size,
     wait_error,
 )
@@ -47,7 +48,8 @@ class StudySize:
 class ModelStudy:
     """The sizes of one model. ``recommended`` is the smallest size that keeps the limit; None if none does.
 
-    ``wait_error`` compares the replay of the present size with the recorded waits.
+    ``wait_error`` compares the replay of the present size with the recorded waits. It is unknown if
+    ``gpus_changed``: the recorded waits were those of another number of GPUs.
     """
 
     model: str
@@ -56,6 +58,7 @@ class ModelStudy:
     recorded_p50_seconds: float | None
     recorded_p95_seconds: float | None
     wait_error: float | None
+    gpus_changed: bool = False
 
     @property
     def is_trusted(self) -> bool:
@@ -70,6 +73,8 @@ class ModelStudy:
     @property
     def trust(self) -> str:
         """Return the comparison of the replayed and the recorded waits, in words."""
+        if self.gpus_changed:
+            return capacity_pages.GPUS_CHANGED.format(model=self.model)
         return study_texts.trust_sentence(
             self.present.gpus,
             self.present.p95_seconds,
@@ -126,7 +131,7 @@ def study_details(study: CapacityStudy) -> StudyDetails:
 
 def _model_study(study: CapacityStudy, model: str) -> ModelStudy:
     figures = sorted(
-        (_figures(size) for size in study.sizes if size["model"] == model), key=lambda size: size.gpus
+        (size_of_row(size) for size in study.sizes if size["model"] == model), key=lambda size: size.gpus
     )
     recorded = _waits(study.recorded[model])
     present = next(size for size in figures if size.change == 0)
@@ -135,9 +140,10 @@ def _model_study(study: CapacityStudy, model: str) -> ModelStudy:
     cost, unit = None if monthly is None else Decimal(monthly), smallest_unit(study.facts["currency"])
     rows = [_size_row(size, present.gpus, cost, unit, study.wait_limit_seconds) for size in figures]
     recommended = next((row for row in rows if best is not None and row.gpus == best.gpus), None)
-    return ModelStudy(
-        model, rows, recommended, recorded.p50, recorded.p95, wait_error(present.waits, recorded)
-    )
+    # Studies of earlier versions do not know it.
+    changed = model in study.facts.get("changed_models", ())
+    error = None if changed else wait_error(present.waits, recorded)
+    return ModelStudy(model, rows, recommended, recorded.p50, recorded.p95, error, changed)
 
 
 def _size_row(
@@ -155,10 +161,6 @@ def _size_row(
         None if monthly is None else round_amount(monthly * (size.gpus - present), unit),
         keeps_wait(size.waits, limit),
     )
-
-
-def _figures(size: dict[str, Any]) -> SizeFigures:
-    return SizeFigures(**{**size, "waits": _waits(size["waits"])})
 
 
 def _waits(values: dict[str, Any]) -> WaitFigures:

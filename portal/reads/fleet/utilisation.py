@@ -44,8 +44,8 @@ def visible_host_gpus(viewer: User) -> list[HostGpus]:
 class NamedWork:
     """The names of one row of the list of waste, for a viewer who may see them.
 
-    ``url`` opens the workload or the reservation; "" for a project or a person. ``units`` is the number of
-    requested GPUs or slices; 0 if it is not one request.
+    ``url`` opens the workload or the reservation; "" for a project or a person. ``report_url`` opens the
+    report of a workload. ``units`` is the number of requested GPUs or slices; 0 if it is not one request.
     """
 
     name: str
@@ -55,6 +55,7 @@ class NamedWork:
     email: str
     url: str
     units: int
+    report_url: str = ""
 
 
 def names_of_work(viewer: User, works: Collection[WorkKey]) -> dict[WorkKey, NamedWork]:
@@ -68,7 +69,7 @@ def names_of_work(viewer: User, works: Collection[WorkKey]) -> dict[WorkKey, Nam
         people[row[0]] = row[1:]
     return {
         work: _named(
-            projects.get(work.project), people.get(work.user, ("", "")), *requests.get(work, ("", "", 0))
+            projects.get(work.project), people.get(work.user, ("", "")), *requests.get(work, ("", "", 0, ""))
         )
         for work in shown
     }
@@ -82,7 +83,9 @@ def visible_works(viewer: User, works: Collection[WorkKey]) -> set[WorkKey]:
     return set(_shown_works(viewer, works, dict(projects.values_list("pk", "team_id"))))
 
 
-def _named(project: Project | None, person: tuple[str, str], name: str, url: str, units: int) -> NamedWork:
+def _named(
+    project: Project | None, person: tuple[str, str], name: str, url: str, units: int, report_url: str
+) -> NamedWork:
     of_project, (of_person, email) = project.name if project else "", person
     return NamedWork(
         name=name or of_project or of_person,
@@ -92,6 +95,7 @@ def _named(project: Project | None, person: tuple[str, str], name: str, url: str
         email=email,
         url=url,
         units=units,
+        report_url=report_url,
     )
 
 
@@ -128,8 +132,8 @@ _ANY_ID = UUID(int=0)
 
 def _requests(
     works: Collection[WorkKey],
-) -> tuple[dict[WorkKey, tuple[str, str, int]], dict[int, tuple[str, str]]]:
-    """Return (name, address, units) of the workload or the reservation of each work.
+) -> tuple[dict[WorkKey, tuple[str, str, int, str]], dict[int, tuple[str, str]]]:
+    """Return (name, address, units, address of the report) of the workload or the reservation of each work.
 
     The second dict has the name and the e-mail address of the owners of the workloads.
     """
@@ -140,7 +144,7 @@ def _requests(
     for pk, *values, owner, username, email in rows.values_list(*columns, *of_owner):
         workloads[pk], people[owner] = values, (username, email)
     # One address for each kind of page, because there may be thousands of works.
-    pages = {page: reverse(page, args=[_ANY_ID]) for page in ("notebook", "job")}
+    pages = {page: reverse(page, args=[_ANY_ID]) for page in ("notebook", "job", "workload-report")}
     reserved = {work.reservation for work in works if work.reservation}
     reservations = Reservation.objects.in_bulk(reserved)
     found = {}
@@ -148,10 +152,13 @@ def _requests(
         if workload := workloads.get(work.workload):
             name, kind, public_id, units, hosts = workload
             page = pages["notebook" if kind == "notebook" else "job"]
-            found[work] = (name, page.replace(str(_ANY_ID), str(public_id)), units * hosts)
+            url, report_url = (
+                each.replace(str(_ANY_ID), str(public_id)) for each in (page, pages["workload-report"])
+            )
+            found[work] = (name, url, units * hosts, report_url)
         elif reservation := reservations.get(work.reservation):
             url = reverse("reservation", args=[reservation.public_id])
-            found[work] = (reservation.name, url, 0)
+            found[work] = (reservation.name, url, 0, "")
     return found, people
 
 

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from typing import Any
 
 from portal import policy
 from portal.reads.utilisation import fleet_map
+from portal.reads.utilisation.figures import key_figures
 from portal.reads.utilisation.query import UtilisationScope
 from telemetry.reads.live_readings import LiveUnitReading, live_unit_readings
+from telemetry.reads.usage_over_time import default_step, held_over_time, step_edges
 from telemetry.reads.utilisation.heatmap import utilisation_heatmap
 from telemetry.reads.utilisation.waste import WASTE_STEPS
 from telemetry.reads.wait_times import WAIT_GROUPS
 
 WEEKDAY_LABELS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+HOUR_SECONDS = 3600
 FORECAST_SHOWN_BEFORE = timedelta(weeks=8)
 Rows = list[list[Any]]
 
@@ -40,9 +44,22 @@ def live_units(scope: UtilisationScope) -> list[LiveUnitReading]:
 
 def _waterfall(scope: UtilisationScope) -> Rows:
     fall, with_cost = scope.waterfall, policy.sees_owner_cost(scope.viewer)
-    capacity = ["capacity", fall.gpu_hours, 1.0 if fall.gpu_hours else None, fall.cost if with_cost else None]
-    steps = [[step.key, step.gpu_hours, step.share, step.cost if with_cost else None] for step in fall.steps]
+    before = scope.waterfall_before
+    shares = {step.key: step.share for step in before.steps} if before else {}
+    whole = 1.0 if fall.gpu_hours else None
+    capacity = ["capacity", fall.gpu_hours, whole, 1.0 if before else None, fall.cost if with_cost else None]
+    steps = [
+        [
+            *(step.key, step.gpu_hours, step.share, shares.get(step.key, 0.0) if before else None),
+            step.cost if with_cost else None,
+        ]
+        for step in fall.steps
+    ]
     return [capacity, *steps]
+
+
+def _figures(scope: UtilisationScope) -> Rows:
+    return [[figure.name, figure.value, figure.before, figure.unit] for figure in key_figures(scope).values()]
 
 
 def _waste(scope: UtilisationScope) -> Rows:
@@ -56,7 +73,11 @@ def _waste(scope: UtilisationScope) -> Rows:
             hours = [row.hours[step] for step in WASTE_STEPS]
             cost = row.cost if with_cost else None
             found.append(
-                [rank, name.name, team, name.project, name.person, *hours, row.busy, row.sm_active, cost]
+                [
+                    *(rank, name.name, team, name.project, name.person, *hours),
+                    *((name.units, row.used_units(name.units)) if name.units else (None, None)),
+                    *(row.busy, row.sm_active, cost),
+                ]
             )
     return found
 
@@ -69,9 +90,30 @@ def _use_over_time(scope: UtilisationScope) -> Rows:
     ]
 
 
+def _levels(scope: UtilisationScope) -> Rows:
+    """Return the lines of the chart of use over time that are not of a team."""
+    step = default_step(scope.filters)
+    edges = step_edges(scope.filters, step, scope.period.zone)
+    owned = scope.saving.gpus_owned.per_step(edges)
+    guaranteed = sum(group.guarantee or 0.0 for group in scope.use_by_team.groups)
+    before: list[float] = []
+    if scope.rows_before is not None:
+        edges_before = step_edges(scope.rows_before.filters, step, scope.period.zone)
+        found = held_over_time(scope.rows_before, edges_before, None)
+        before = found[0][2] if found else [0.0] * (len(edges_before) - 1)
+    return [
+        [datetime.fromtimestamp(start, UTC).isoformat(), gpus, guaranteed, held]
+        for start, gpus, held in zip_longest(edges[:-1], owned, before[: len(owned)])
+    ]
+
+
 def _demand(scope: UtilisationScope) -> Rows:
-    capacity = scope.saving.owned
-    return [[hour.start.isoformat(), hour.held, hour.waiting, capacity] for hour in scope.demand]
+    edges = [hour.start.timestamp() for hour in scope.demand]
+    owned = scope.saving.gpus_owned.per_step([*edges, edges[-1] + HOUR_SECONDS]) if edges else []
+    return [
+        [hour.start.isoformat(), hour.held, hour.waiting, capacity]
+        for hour, capacity in zip(scope.demand, owned, strict=True)
+    ]
 
 
 def _demand_forecast(scope: UtilisationScope) -> Rows:
@@ -119,14 +161,17 @@ def _busy_and_sm(scope: UtilisationScope) -> Rows:
 
 
 def _use_by(scope: UtilisationScope) -> Rows:
+    before = scope.held_before
     return [
         [
             group.name,
             group.mean_gpus,
+            None if before is None else before.get(group.key, 0.0),
             group.guarantee,
             group.borrowed,
             group.utilisation,
             group.held,
+            group.known,
             group.used,
             group.busy,
             group.idle,
@@ -222,13 +267,18 @@ def fleet_rows(scope: UtilisationScope, first: str = "", last: str = "") -> Rows
 
 
 ANSWERS: dict[str, AnswerKind] = {
-    "waterfall": AnswerKind(("bucket", "gpu_hours", "share", "cost"), _waterfall),
+    "waterfall": AnswerKind(("bucket", "gpu_hours", "share", "share_before", "cost"), _waterfall),
     "waste": AnswerKind(
-        ("rank", "name", "team", "project", "person", *WASTE_STEPS, "busy", "sm_active", "cost"), _waste
+        (
+            *("rank", "name", "team", "project", "person", *WASTE_STEPS),
+            *("asked_gpus", "used_gpus", "utilisation", "sm_active", "cost"),
+        ),
+        _waste,
     ),
-    "use-over-time": AnswerKind(("start", "team", "held_gpus", "busy_gpus"), _use_over_time),
+    "use-over-time": AnswerKind(("start", "team", "held_gpus", "used_gpus"), _use_over_time),
+    "levels": AnswerKind(("start", "capacity_gpus", "guaranteed_gpus", "held_gpus_before"), _levels),
     "events": AnswerKind(("kind", "start", "end", "subject", "detail", "value", "count"), _events),
-    "fleet": AnswerKind(("host", "last_host", "start", "busy_percent"), fleet_rows),
+    "fleet": AnswerKind(("host", "last_host", "start", "utilisation_percent"), fleet_rows),
     "demand": AnswerKind(("start", "held_gpus", "waiting_gpus", "capacity_gpus"), _demand),
     "demand-forecast": AnswerKind(
         ("day", "pool", "model", "kind", "gpu_hours", "low", "high", "gpus"), _demand_forecast
@@ -241,12 +291,21 @@ ANSWERS: dict[str, AnswerKind] = {
         _right_size,
     ),
     "busy-and-sm": AnswerKind(
-        ("name", "team", "person", "busy", "sm_active", "held_hours", "wasted_hours"), _busy_and_sm
+        ("name", "team", "person", "utilisation", "sm_active", "held_hours", "wasted_hours"), _busy_and_sm
     ),
     "use-by": AnswerKind(
         (
-            *("name", "mean_gpus", "guarantee", "borrowed_hours", "utilisation", "held_hours", "used_hours"),
-            *("busy_hours", "idle_hours", "empty_hours", "coverage", "energy_kwh", "charged"),
+            *(
+                "name",
+                "mean_gpus",
+                "mean_gpus_before",
+                "guarantee",
+                "borrowed_hours",
+                "utilisation",
+                "held_hours",
+                "known_hours",
+            ),
+            *("used_hours", "busy_hours", "idle_hours", "empty_hours", "coverage", "energy_kwh", "charged"),
         ),
         _use_by,
     ),
@@ -257,7 +316,7 @@ ANSWERS: dict[str, AnswerKind] = {
         ),
         _now,
     ),
-    "rhythm": AnswerKind(("day", "hour", "zone", "busy_share"), _rhythm),
+    "rhythm": AnswerKind(("day", "hour", "zone", "utilisation"), _rhythm),
     "saving": AnswerKind(("who", "gpus"), _saving),
     "waits": AnswerKind(
         (
@@ -266,4 +325,5 @@ ANSWERS: dict[str, AnswerKind] = {
         ),
         _waits,
     ),
+    "figures": AnswerKind(("figure", "value", "value_before", "unit"), _figures),
 }

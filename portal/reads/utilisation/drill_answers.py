@@ -109,8 +109,8 @@ def _wait_requests(scope: UtilisationScope, levels: Mapping[str, str]) -> Rows:
 
 # Answers of the API that need a level. The pages of the levels have the same rows as CSV.
 LEVEL_ANSWERS: dict[str, LevelAnswer] = {
-    "host-gpus": LevelAnswer(("host",), ("gpu", "model", "start", "busy_share"), _host_gpus),
-    "gpu-hours": LevelAnswer(("host", "gpu"), ("start", "busy_share"), _gpu_hours),
+    "host-gpus": LevelAnswer(("host",), ("gpu", "model", "start", "utilisation"), _host_gpus),
+    "gpu-hours": LevelAnswer(("host", "gpu"), ("start", "utilisation"), _gpu_hours),
     "gpu-runs": LevelAnswer(
         ("host", "gpu"), ("workload", "name", "team", "start", "end", "share"), _gpu_runs
     ),

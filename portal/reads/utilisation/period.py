@@ -85,6 +85,9 @@ def _bounds(parameters: Mapping[str, str], now: datetime) -> tuple[datetime, dat
     """Return (start, end). A named period until now ends with the current hour."""
     hour = now.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
     if parameters.get("start") or parameters.get("end"):
+        if given := parameters.get("period"):
+            text = money_pages.PERIOD_WITH_TIMES.format(given=display_value(given))
+            raise Invalid({"period": text}, {"period": given})
         return _custom_bounds(parameters.get("start", ""), parameters.get("end", ""))
     name = parameters.get("period", DEFAULT_PERIOD)
     if name == "month":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from portal import policy
@@ -18,7 +20,7 @@ from portal.reads.utilisation.right_sizing import SizingAdvice, sizing_advice
 from scheduler.models import Pool, Team
 from telemetry.reads.demand import HourlyDemand, hourly_demand
 from telemetry.reads.pooling import PoolingSavings, pooling_savings
-from telemetry.reads.usage_by_group import UsageTable, usage_by
+from telemetry.reads.usage_by_group import UsageTable, mean_gpus_by, usage_by
 from telemetry.reads.usage_filters import CUBE_DIMENSIONS, UsageFilters
 from telemetry.reads.usage_over_time import UsageSeries, usage_over_time
 from telemetry.reads.usage_rows import UsageRows, load_charges, load_holds, load_hours, load_rollups
@@ -103,7 +105,7 @@ class UtilisationScope:
         load_charges(both)
         load_rollups([(now, "team"), *((rows, use) for rows in both)])
         if not self.filters.is_long:
-            load_holds([(now, "team"), *((rows, "pool") for rows in both[1:])])
+            load_holds([(rows, "team") for rows in both])
         if self.filters.hours <= MAX_TREND_HOURS:
             load_hours([(now, "team"), (now, use)])
 
@@ -147,9 +149,13 @@ class UtilisationScope:
         The parameter ``step`` leaves only one step of the waterfall.
         """
         ranking = dict(RANKING_DIMENSIONS)[self.ranking]
-        steps = [self.parameters["step"]] if "step" in self.parameters else WASTE_STEPS
-        rows = waste_by(ranking, self.filters, self.waterfall.parts, self.usage_rows, steps)
+        rows = waste_by(ranking, self.filters, self.waterfall.parts, self.usage_rows, self.waste_steps)
         return sorted(rows, key=lambda row: -row.cost) if self.unit == "money" else rows
+
+    @property
+    def waste_steps(self) -> Sequence[str]:
+        """Return the steps of the waterfall that count as waste: one of them with the parameter ``step``."""
+        return [self.parameters["step"]] if "step" in self.parameters else WASTE_STEPS
 
     @cached_property
     def held_longest(self) -> list[WasteRow]:
@@ -213,6 +219,20 @@ class UtilisationScope:
         return dataclasses.replace(table, groups=[group for group in table.groups if group.key in visible])
 
     @cached_property
+    def held_before(self) -> dict[Any, float] | None:
+        """Return the mean held GPUs of the groups of ``use_by`` in the compared period.
+
+        The result is None without a comparison or without capacity.
+        """
+        before = self.rows_before
+        if before is None or self.waterfall_before is None:
+            return None
+        start, end = before.filters.start, before.filters.end
+        filters = dataclasses.replace(self.filters_for_names(self.dimension), start=start, end=end)
+        reads = before if filters == before.filters else UsageRows(filters)
+        return mean_gpus_by(self.dimension, reads)
+
+    @cached_property
     def demand(self) -> list[HourlyDemand]:
         return hourly_demand(self.filters, self.usage_rows, self.period.zone, self.now)
 
@@ -251,6 +271,13 @@ class UtilisationScope:
             currency=self.currency,
             with_months=policy.sees_all_charges(self.viewer),
         )
+
+    @cached_property
+    def waits_before(self) -> list[GroupWaitTimes]:
+        """Return the waiting times by size in the compared period; nothing without a comparison."""
+        if self.rows_before is None:
+            return []
+        return wait_times(("size",), self.rows_before.filters)["size"]
 
     @property
     def waits_by_size(self) -> list[GroupWaitTimes]:

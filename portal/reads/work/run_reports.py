@@ -126,7 +126,7 @@ class RunReportDetails:
 
     @property
     def coverage(self) -> float | None:
-        return mean_of(self.report.units, "covered_seconds", "held_seconds")
+        return mean_of(self.report.units, "covered_seconds")
 
     @property
     def utilisation(self) -> float | None:

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_POST
 
 from portal import policy
 from portal.errors import Invalid
+from portal.input_checks import display_value
 from portal.reads.fleet import alerts as reads
 from portal.services.fleet import alerts as verbs
 from portal.web.page.access import (
@@ -24,9 +25,10 @@ from portal.web.page.access import (
     run_and_redirect,
     sign_in_required,
 )
-from portal.web.page.pagination import paginate
+from portal.web.page.pagination import PAGE_PARAMETER, paginate
 from portal.web.page.service_form import ServiceForm
 from portal.wording import alert_texts
+from portal.wording.pages.money import money_pages
 from scheduler.models import Pool
 from telemetry.core.alerts.judgement import AlertState
 from telemetry.core.alerts.kinds import MOMENTARY_KINDS, AlertKind
@@ -53,7 +55,13 @@ class AlertFilterForm(forms.Form):
         self.fields["pool"].choices = choices  # type: ignore[attr-defined]
 
     def filters(self) -> dict[str, str]:
-        """Return the filters of the address. Raises Invalid for an unknown value."""
+        """Return the filters of the address. Raises Invalid for an unknown parameter or value."""
+        allowed = (*self.fields, PAGE_PARAMETER)
+        unknown = next((name for name in self.data if name not in allowed), None)
+        if unknown is not None:
+            given = display_value(unknown)
+            text = money_pages.PARAMETER_UNKNOWN.format(given=given, allowed=", ".join(allowed))
+            raise Invalid({unknown[:30]: text})
         if not self.is_valid():
             raise Invalid({name: str(errors[0]) for name, errors in self.errors.items()})
         return {name: value for name, value in self.cleaned_data.items() if value}

@@ -17,6 +17,7 @@ from portal.reads.fleet import capacity_studies as reads
 from portal.reads.fleet.capacity_studies import ModelStudy, StudyDetails, StudySize
 from portal.reads.fleet.utilisation import visible_gpu_models
 from portal.services.fleet import capacity_studies as service
+from portal.web.components.chart_labels import end_labels, line_label
 from portal.web.components.quantities import grouped, money, percent, short_duration
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.csv_export import csv_response
@@ -179,6 +180,12 @@ def _figure(model: ModelStudy, limit: int, currency: str) -> dict[str, Any]:
         ],
         "layout": {
             "hovermode": "x unified",
+            "showlegend": False,
+            "annotations": [
+                *end_labels(x, waits, texts.WAIT_TRACE),
+                *end_labels(x, costs, texts.COST_TRACE, yref="y2"),
+                line_label(x[0], limit / 3600, texts.LIMIT_TRACE, xanchor="left"),
+            ],
             "xaxis": {"tickvals": x},
             "yaxis": {"title": {"text": "hours"}, "rangemode": "tozero"},
             "yaxis2": {
@@ -188,7 +195,6 @@ def _figure(model: ModelStudy, limit: int, currency: str) -> dict[str, Any]:
                 "showgrid": False,
                 "tickformat": ",.0f",
             },
-            "legend": {"orientation": "h", "y": -0.15, "yanchor": "top", "x": 0},
             "margin": {"l": 56, "r": 72, "t": 16, "b": 32},
         },
     }

@@ -10,6 +10,7 @@ from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 
 ROWS_PER_PAGE = 25
+PAGE_PARAMETER = "page"
 Row = TypeVar("Row", bound=Model)
 
 
@@ -17,4 +18,4 @@ def paginate(
     request: HttpRequest, rows: QuerySet[Row] | Sequence[Any], per_page: int = ROWS_PER_PAGE
 ) -> Page[Any]:
     """Return the page that ``?page=`` names. An invalid number gives the first or the last page."""
-    return Paginator(rows, per_page).get_page(request.GET.get("page"))
+    return Paginator(rows, per_page).get_page(request.GET.get(PAGE_PARAMETER))

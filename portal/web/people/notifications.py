@@ -48,9 +48,13 @@ def notifications(request: HttpRequest) -> HttpResponse:
     return render(request, "organisation/notifications.html", {"page": page, "rows": rows, "now": now})
 
 
+# Notices about the end of a workload, and about the advice of its report.
+REPORT_NOTICES = ("ended", "advice")
+
+
 def _report_url(notice: Notification) -> str:
-    """Return the URL of the report of a workload that has ended; empty for other notices."""
-    if notice.kind != "ended" or notice.workload is None or not notice.workload.attempt:
+    """Return the URL of the report that a notice is about; empty for other notices."""
+    if notice.kind not in REPORT_NOTICES or notice.workload is None or not notice.workload.attempt:
         return ""
     return reverse("workload-report", args=[notice.workload.public_id])
 

@@ -48,6 +48,7 @@ GPU_CSV_COLUMNS = (
     "energy_kwh",
 )
 CHARGE_CSV_COLUMNS = ("day", "bucket", "model", "corrected_month", "gpu_hours", "charged", "currency")
+MAX_UNIT_DIGITS = 5
 GPU_COLUMNS = (
     ("GPU", False),
     ("Held", True),
@@ -76,11 +77,49 @@ def report(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
         "now": now,
     }
     if details is not None:
-        context |= _report_context(details, user, current_currency(request))
+        chosen = _chosen_unit(details, request.GET.get("gpu", ""))
+        context |= _report_context(details, user, current_currency(request), chosen)
     return render(request, "work/report.html" if details else "work/report_none.html", context)
 
 
-def _report_context(details: RunReportDetails, user: User, currency: str) -> dict[str, Any]:
+def _chosen_unit(details: RunReportDetails, given: str) -> int | None:
+    """Return the position of the unit whose number the address gives, from 1 on; None without a number.
+
+    Raises InvalidAddress for any other text.
+    """
+    if not given:
+        return None
+    count = len(use_charts.unit_choices(details.report))
+    if not (
+        given.isascii() and given.isdigit() and len(given) <= MAX_UNIT_DIGITS and 1 <= int(given) <= count
+    ):
+        allowed = (
+            run_report_pages.GPUS_FROM_TO.format(count=count) if count else run_report_pages.NO_GPU_CHOICE
+        )
+        raise InvalidAddress(
+            run_report_pages.GPU_PARAMETER.format(given=display_value(given), allowed=allowed)
+        )
+    return int(given) - 1
+
+
+def _unit_menu(details: RunReportDetails, chosen: int | None) -> dict[str, Any] | None:
+    """Return the menu that chooses the unit with a line of its own; None if each has one."""
+    names = use_charts.unit_choices(details.report)
+    if not names:
+        return None
+    page = reverse("workload-report", args=[details.workload.public_id])
+    choices = [{"label": run_report_pages.ALL_GPUS, "url": f"{page}#chart-run", "current": chosen is None}]
+    choices += [
+        {"label": name, "url": f"{page}?gpu={number}#chart-run", "current": number - 1 == chosen}
+        for number, name in enumerate(names, start=1)
+    ]
+    value = "" if chosen is None else names[chosen]
+    return {"name": "gpu", "label": run_report_pages.GPU_MENU, "value": value, "choices": choices}
+
+
+def _report_context(
+    details: RunReportDetails, user: User, currency: str, chosen: int | None
+) -> dict[str, Any]:
     csv_url = reverse("workload-report-csv", args=[details.workload.public_id])
     return {
         "details": details,
@@ -91,7 +130,8 @@ def _report_context(details: RunReportDetails, user: User, currency: str) -> dic
         "no_advice": _no_advice(details),
         "readings": _readings(details),
         "drawn": use_charts.measured_points(details.report) > 1,
-        "chart": use_charts.use_chart(details, f"{csv_url}?table=points"),
+        "chart": use_charts.use_chart(details, f"{csv_url}?table=points", chosen),
+        "unit_menu": _unit_menu(details, chosen),
         "gpu_table": _gpu_table(details),
         "gpus_csv": f"{csv_url}?table=gpus",
         "events": _events(details, user),
@@ -148,6 +188,7 @@ def _advice(details: RunReportDetails) -> list[dict[str, str]]:
         {
             "headline": run_report_texts.advice_headline(advice),
             "evidence": run_report_texts.advice_evidence(advice),
+            "anchor": run_report_pages.ADVICE_ANCHORS[advice.code],
             "cost": run_report_texts.COST_WITH_FEWER.format(
                 less=money_sums(less), cost=money_sums(details.cost)
             )

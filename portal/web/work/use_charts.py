@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from typing import Any
 
 from django.utils import timezone
 
-from portal.reads.work.run_reports import ReportGap, RunReportDetails
+from portal.reads.work.run_reports import ReportAttempt, ReportGap, RunReportDetails
+from portal.web.components.chart_labels import end_labels
 from portal.web.components.quantities import percent, short_duration
 from portal.wording import run_report_texts
 from portal.wording.pages import run_report_pages
@@ -18,8 +20,10 @@ from telemetry.reports.build import WorkloadReport
 
 MAX_ROWS = 64  # of more units, the strip has a row for each host
 MAX_LINES = 8  # more units are drawn as their mean and the highest of them
+MAX_LABELLED_LINES = 4  # more lines have a legend, because their labels would overlap
 MIB_PER_GIB = 1024
 BAND_COLOUR = "rgba(128, 128, 128, 0.2)"  # visible on light and dark paper
+REDONE_COLOUR = "rgba(200, 120, 0, 0.18)"
 TRACK_GAP = 0.07
 STRIP_SHARE = 0.26
 # Line tracks from top to bottom, with the number format and unit of the hover.
@@ -55,8 +59,11 @@ HOST_CSV_COLUMNS = ("start", "seconds", *HOST_SERIES)
 CSV_COLUMNS = ("start", "seconds", "host", "gpu", "profile", *SERIES)
 
 
-def use_chart(details: RunReportDetails, csv: str) -> dict[str, Any]:
-    """Return the chart with its finding, its table and the address of its CSV file."""
+def use_chart(details: RunReportDetails, csv: str, chosen: int | None = None) -> dict[str, Any]:
+    """Return the chart with its finding, its table and the address of its CSV file.
+
+    ``chosen`` is the position of a unit that has a line of its own among many units.
+    """
     gaps, report = details.gaps, details.report
     findings = (
         run_report_texts.use_finding(report.units),
@@ -66,15 +73,23 @@ def use_chart(details: RunReportDetails, csv: str) -> dict[str, Any]:
         "title": run_report_pages.CHART_TITLE,
         "finding": " ".join(filter(None, findings)),
         "hint": point_hint(report),
-        "figure": use_figure(report, gaps),
+        "figure": use_figure(report, gaps, details.attempts, chosen),
         "height": _height(report),
         "table": use_table(report, run_report_pages.CHART_TITLE),
         "csv": csv,
     }
 
 
-def use_figure(report: WorkloadReport, gaps: Sequence[ReportGap]) -> dict[str, Any]:
-    """Return the Plotly figure. Time without a reading stays a gap in every line."""
+def use_figure(
+    report: WorkloadReport,
+    gaps: Sequence[ReportGap],
+    attempts: Sequence[ReportAttempt] = (),
+    chosen: int | None = None,
+) -> dict[str, Any]:
+    """Return the Plotly figure. Time without a reading stays a gap in every line.
+
+    The last checkpoint of each attempt is a line, and the time that the next attempt had to redo is a band.
+    """
     times, labels = _middles(report), [f"{local:%d %b %H:%M}" for local in _local_times(report)]
     tracks = _line_tracks(report)
     domains = _domains(len(tracks))
@@ -83,7 +98,7 @@ def use_figure(report: WorkloadReport, gaps: Sequence[ReportGap]) -> dict[str, A
         "hovermode": "closest",
         "uirevision": "run",  # new figures keep the zoom
         "margin": {"l": 56, "r": 12, "t": 24, "b": 40},
-        "showlegend": 1 < len(report.units) <= MAX_LINES,
+        "showlegend": MAX_LABELLED_LINES < len(report.units) <= MAX_LINES,
         "legend": {"orientation": "h", "x": 0, "y": -0.12, "yanchor": "top", "font": {"size": 11}},
         "xaxis": {
             "anchor": f"y{len(tracks) + 1}",
@@ -98,11 +113,11 @@ def use_figure(report: WorkloadReport, gaps: Sequence[ReportGap]) -> dict[str, A
             "ticklen": 0,
             "showgrid": False,
         },
-        "shapes": [_band(gap) for gap in gaps],
+        "shapes": [*map(_band, gaps), *_checkpoint_shapes(attempts)],
         "annotations": [_label(run_report_pages.TRACKS["busy"], domains[0][1])],
     }
     for number, (name, form, unit) in enumerate(tracks, start=2):
-        lines = _track_lines(report, name)
+        lines = _track_lines(report, name, chosen)
         data += [
             _line(
                 *_with_breaks(times, labels, values, gaps),
@@ -119,6 +134,9 @@ def use_figure(report: WorkloadReport, gaps: Sequence[ReportGap]) -> dict[str, A
         known = any(value is not None for _, _, values in lines for value in values)
         text = track if known else run_report_pages.NOT_MEASURED_TRACK.format(track=track)
         layout["annotations"].append(_label(text, domains[number - 1][1]))
+        if 1 < len(lines) <= MAX_LABELLED_LINES:
+            for label, _, values in lines:
+                layout["annotations"] += end_labels(times, values, label, yref=f"y{number}")
     return {"data": data, "layout": layout}
 
 
@@ -209,12 +227,23 @@ def _height(report: WorkloadReport) -> str:
     return "" if tracks <= FEW_TRACKS else "tall" if tracks <= MANY_TRACKS else "tallest"
 
 
-def _track_lines(report: WorkloadReport, name: str) -> list[tuple[str, str, list[float | None]]]:
+def _track_lines(
+    report: WorkloadReport, name: str, chosen: int | None
+) -> list[tuple[str, str, list[float | None]]]:
     if name not in HOST_SERIES:
-        return _lines(report.units, name)
+        lines = _lines(report.units, name)
+        if chosen is not None and len(report.units) > MAX_LINES:
+            values = _scaled(report.units[chosen].series[name], name)
+            lines.append((_short_labels(report.units)[chosen], "team-1", values))
+        return lines
     hosts = len({unit.host for unit in report.units})
     label = report.units[0].host if hosts == 1 else run_report_pages.ALL_HOSTS_LINE.format(count=hosts)
     return [(label, "accent", _scaled(report.host_use.series[name], name))]
+
+
+def unit_choices(report: WorkloadReport) -> list[str]:
+    """Return the names of the units, of which one can be chosen; nothing if each has its line."""
+    return _short_labels(report.units) if len(report.units) > MAX_LINES else []
 
 
 def _domains(tracks: int) -> list[list[float]]:
@@ -349,6 +378,22 @@ def _band(gap: ReportGap) -> dict[str, Any]:
         "layer": "below",
         "label": {"text": f"{name} {start:%H:%M} to {end:%H:%M}", "textposition": "middle center"},
     }
+
+
+def _checkpoint_shapes(attempts: Sequence[ReportAttempt]) -> Iterator[dict[str, Any]]:
+    for attempt, following in zip_longest(attempts, attempts[1:]):
+        if attempt.checkpoint_at is None:
+            continue
+        at = f"{timezone.localtime(attempt.checkpoint_at):%Y-%m-%dT%H:%M:%S}"
+        place = {"xref": "x", "yref": "paper", "x0": at, "y0": 0, "y1": 1}
+        text = {"text": run_report_pages.CHECKPOINT_LINE, "textposition": "end", "textangle": 0}
+        line = {"width": 1, "dash": "dot"}
+        yield {"type": "line", "name": "ink", **place, "x1": at, "line": line, "label": text}
+        if following is not None and attempt.end is not None and attempt.end > attempt.checkpoint_at:
+            redone = {"text": run_report_pages.REDONE_BAND, "textposition": "bottom center"}
+            until = f"{timezone.localtime(attempt.end):%Y-%m-%dT%H:%M:%S}"
+            band = {"fillcolor": REDONE_COLOUR, "line": {"width": 0}, "layer": "below", "label": redone}
+            yield {"type": "rect", **place, "x1": until, **band}
 
 
 def _label(text: str, top: float) -> dict[str, Any]:

@@ -27,6 +27,10 @@ TRUST = "Replayed with the present {gpus} GPUs, 19 of 20 wait at most {replayed}
 TRUSTED = "The difference is {error}: the replay can be trusted."
 NOT_TRUSTED = "The difference is {error}: take the figures as a direction only."
 NO_TRUST = "There were no waits to compare with."
+GPUS_CHANGED = (
+    "The number of {model} changed in this time, so the recorded waits do not tell whether the replay can be "
+    "trusted."
+)
 SIZE_COLUMNS = ("Change", "Half wait", "19 of 20 wait", "Not started", "Idle", "Cost a month", "Against now")
 CSV_COLUMNS = (
     "model",

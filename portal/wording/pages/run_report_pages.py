@@ -23,6 +23,17 @@ TRACKS = {
     "io_mib_s": "Disk reads and writes, MiB/s",
     "network_mib_s": "Network, both directions, MiB/s",
 }
+# The part of the page with the figures on which each piece of advice rests.
+ADVICE_ANCHORS = {
+    "fewer_gpus": "gpus",
+    "no_gpu": "gpus",
+    "smaller_slice": "gpus",
+    "more_cpu": "used",
+    "waits_for_data": "used",
+    "less_memory": "used",
+    "shorter_limit": "life",
+    "longer_limit": "life",
+}
 NOT_MEASURED_TRACK = "{track}: not measured"
 CHART_TITLE = "The run over time"
 POINT_HINT = "a point is {length}, times in {zone}"
@@ -34,9 +45,15 @@ COST_HINT = "The same figures as on the page Chargeback."
 NO_PROCESS = "no process"
 PREEMPTED_BAND = "preempted"
 GAP_BAND = "no GPU"
+CHECKPOINT_LINE = "checkpoint"
+REDONE_BAND = "redone"
 MEAN_LINE = "mean of {count} GPUs"
 ALL_HOSTS_LINE = "all {count} hosts"
 HIGHEST_LINE = "highest of {count} GPUs"
+GPU_PARAMETER = "gpu is {given}; allowed: {allowed}."
+GPUS_FROM_TO = "1 to {count}"
+NO_GPU_CHOICE = "nothing, because each GPU has a line"
+GPU_MENU, ALL_GPUS = "GPU", "Mean and highest"
 TABLE_PARAMETER = "table is {given}; allowed: {allowed}."
 SUBMITTED = "Asked for {units}"
 STARTED = "Got its GPUs"

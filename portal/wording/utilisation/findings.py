@@ -61,20 +61,20 @@ def held_finding(held: Sequence[float], owned: float, hours: float) -> Finding |
 
 
 def use_by_finding(groups: Sequence[GroupUsage]) -> Finding | None:
-    """Return the group that held the most GPU-hours, and how busy its GPUs were."""
+    """Return the group that held the most GPU-hours, and the utilisation of its GPUs."""
     held = sum(group.held for group in groups)
     if held < MIN_GPU_HOURS:
         return None
     first = groups[0]
     main = f"{first.name or 'None'} held most: {_percent(first.held / held)} of all held GPU-hours."
-    return Finding(
-        main, "" if first.utilisation is None else f"They were {_percent(first.utilisation)} busy."
-    )
+    known = first.utilisation is not None
+    return Finding(main, f"Their mean utilisation was {_percent(first.utilisation or 0.0)}." if known else "")
 
 
 def busy_finding(rows: Sequence[WasteRow], names: Mapping[WorkKey, str]) -> Finding | None:
-    """Return the workload with the least SM work in its busy time, of the named workloads that are busy most
-    of the time.
+    """Return the workload with the least SM activity for its utilisation.
+
+    Only named workloads with a utilisation of 50 % or more count.
     """
     known = [
         (row, row.busy, row.sm_active)
@@ -84,7 +84,10 @@ def busy_finding(rows: Sequence[WasteRow], names: Mapping[WorkKey, str]) -> Find
     if not known or sum(row.held_hours for row in rows) < MIN_GPU_HOURS:
         return None
     row, busy, active = min(known, key=lambda each: each[2] / each[1])
-    return Finding(f"{names[row.work]} is {_percent(busy)} busy and does {_percent(active)} SM work.")
+    main = (
+        f"{names[row.work]} has a utilisation of {_percent(busy)} and an SM activity of {_percent(active)}."
+    )
+    return Finding(main)
 
 
 def now_finding(readings: Sequence[float | None]) -> Finding | None:
@@ -98,7 +101,7 @@ def now_finding(readings: Sequence[float | None]) -> Finding | None:
 
 
 def rhythm_finding(grid: Sequence[Sequence[float | None]]) -> Finding | None:
-    """Return the weekday and the hour with the highest busy share. ``grid`` has a row for each weekday."""
+    """Return the weekday and the hour with the highest utilisation. ``grid`` has a row for each weekday."""
     known = [
         (share, day, hour)
         for day, row in enumerate(grid)
@@ -108,7 +111,7 @@ def rhythm_finding(grid: Sequence[Sequence[float | None]]) -> Finding | None:
     if len(known) < MIN_STARTS:
         return None
     share, day, hour = max(known, key=lambda cell: cell[0])
-    return Finding(f"GPUs work most on {WEEKDAYS[day]} around {hour:02d}:00: {_percent(share)} busy.")
+    return Finding(f"GPUs work most on {WEEKDAYS[day]} around {hour:02d}:00: utilisation {_percent(share)}.")
 
 
 def demand_finding(grid: Sequence[Sequence[float | None]], capacity: float) -> Finding | None:
@@ -209,16 +212,15 @@ def waste_reason(row: WasteRow, units: int) -> str:
     hours, step = row.hours[row.main_step], row.main_step
     if step == "reserved_unused":
         return f"reserved {hours:,.0f} h, and the work did not come"
+    if step in ("empty", "idle") and units > 1 and (used := row.used_units(units)) < units:
+        return f"asked {units}, used {used}"
     if step == "empty":
-        used = round(units * (1 - hours / row.held_hours)) if row.held_hours else 0
-        if units > 1 and used < units:
-            return f"asked {units}, used {used}"
         return f"no process for {hours:,.0f} of {row.held_hours:,.0f} h"
     if step == "idle":
         return f"idle for {hours:,.0f} of {row.held_hours:,.0f} h"
     if row.busy is None or row.sm_active is None:
         return f"little SM work for {hours:,.0f} of {row.held_hours:,.0f} h"
-    return f"busy {_percent(row.busy)}, SM {_percent(row.sm_active)}: little work while busy"
+    return f"utilisation {_percent(row.busy)}, SM {_percent(row.sm_active)}: little work while busy"
 
 
 WASTE_STEPS_TO_TAKE = {
@@ -238,7 +240,7 @@ def waste_mail(name: str, row: WasteRow, units: int, window: str) -> str:
 
 
 def fleet_finding(rows: Sequence[tuple[str, Sequence[float | None]]], size: str) -> Finding | None:
-    """Return the names with the highest and the lowest mean. ``rows`` are (name, busy per cent)."""
+    """Return the names with the highest and the lowest mean. ``rows`` are (name, utilisation in per cent)."""
     means = []
     for name, busy in rows:
         known = [value for value in busy if value is not None]
@@ -248,19 +250,18 @@ def fleet_finding(rows: Sequence[tuple[str, Sequence[float | None]]], size: str)
         return None
     (low, least), (high, most) = min(means), max(means)
     if len(means) < 2:
-        return Finding(f"{most} was {high:.0f} % busy.", f"{size}.")
-    return Finding(f"{most} was busiest, {high:.0f} %, and {least} least, {low:.0f} %.", f"{size}.")
+        return Finding(f"The utilisation of {most} was {high:.0f} %.", f"{size}.")
+    main = f"{most} had the highest utilisation, {high:.0f} %, and {least} the lowest, {low:.0f} %."
+    return Finding(main, f"{size}.")
 
 
 def gpu_finding(busy: Sequence[float | None], runs: int, model: str) -> Finding | None:
-    """Return how busy a GPU was, and how many runs held it. ``busy`` has per cent of each hour."""
+    """Return the utilisation of a GPU, and how many runs held it. ``busy`` has per cent of each hour."""
     known = [value for value in busy if value is not None]
     if not known:
         return None
     held = "1 run" if runs == 1 else f"{runs:,} runs"
-    return Finding(
-        f"{held} held this {model}.", f"It was {sum(known) / len(known):.0f} % busy where measured."
-    )
+    return Finding(f"{held} held this {model}.", f"Its mean utilisation was {sum(known) / len(known):.0f} %.")
 
 
 def samples_finding(label: str, unit: str, values: Sequence[float]) -> Finding | None:

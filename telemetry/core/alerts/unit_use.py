@@ -24,13 +24,18 @@ QUIET_DRAM_PERCENT = 2.0
 
 @dataclass(frozen=True)
 class UnitActivity:
-    """The known activity of one unit in a window of ``window_seconds``, in seconds."""
+    """The known activity of one unit in a window of ``window_seconds``, in seconds.
+
+    ``read`` is the time in which its utilisation or its SM activity is known. Without these, a unit without
+    a process still counts as empty.
+    """
 
     unit: int
     window_seconds: float
     busy: float | None
     idle: float | None
     empty: float | None
+    read: float | None
 
     @property
     def known(self) -> float:
@@ -102,11 +107,13 @@ def over_asked_percent(units: Sequence[UnitActivity]) -> float | None:
 def is_confirmed_unused(unit: UnitActivity, signal: QuietSignal | None) -> bool:
     """Return True if a second signal confirms that the unit was not used.
 
-    A unit without a process needs no other signal, but none may contradict it. A unit with a process needs
-    a known signal, because a process can use the GPU while its utilisation is 0.
+    A unit without a process has two signals if its utilisation or its SM activity is known too. No other
+    signal may contradict them. Every other unit needs a known signal: a process can use the GPU while its
+    utilisation is 0, and the number of processes alone is one signal.
     """
     quiet = None if signal is None else signal.is_quiet
-    if unit.known and (unit.empty or 0.0) >= unit.known * (1 - UNUSED_BUSY_SHARE):
+    is_empty = unit.known and (unit.empty or 0.0) >= unit.known * (1 - UNUSED_BUSY_SHARE)
+    if is_empty and (unit.read or 0.0) >= unit.window_seconds * MIN_KNOWN_SHARE:
         return quiet is not False
     return quiet is True
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from telemetry.core.capacity.quarter_replay import RecordedDemand, ReplayResult, accepts
@@ -34,6 +35,11 @@ class SizeFigures:
     gpus: int
     waits: WaitFigures
     idle: float
+
+
+def size_of_row(row: Mapping[str, Any]) -> SizeFigures:
+    """Return the figures of a stored size."""
+    return SizeFigures(**{**row, "waits": WaitFigures(**row["waits"])})
 
 
 def size_figures(
@@ -76,6 +82,20 @@ def smallest_size(sizes: Iterable[SizeFigures], wait_limit_seconds: float) -> Si
             break
         found = size
     return found
+
+
+def next_size(sizes: Sequence[SizeFigures], wait_limit_seconds: float) -> int | None:
+    """Return the number of GPUs to replay next, to find the smallest one that keeps the wait limit.
+
+    It lies in the middle between the smallest size that keeps the limit and the next smaller replayed size.
+    None means that there is no size between them, or that no replayed size keeps the limit.
+    """
+    best = smallest_size(sizes, wait_limit_seconds)
+    if best is None or best.waits.p95 is None:
+        return None
+    below = max((size.gpus for size in sizes if size.gpus < best.gpus), default=0)
+    middle = (below + best.gpus) // 2
+    return middle if below < middle else None
 
 
 def wait_error(replayed: WaitFigures, recorded: WaitFigures) -> float | None:

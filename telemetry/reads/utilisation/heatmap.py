@@ -17,13 +17,13 @@ def utilisation_heatmap(
     A cell is None if nothing was measured.
     """
     used: dict[tuple[int, int], float] = defaultdict(float)
-    covered: dict[tuple[int, int], float] = defaultdict(float)
+    known: dict[tuple[int, int], float] = defaultdict(float)
     for hour in (reads or UsageRows(filters)).hours_any_dimension():
-        if hour.used is not None and hour.covered:
+        if hour.used is not None and hour.known:
             at = datetime.fromtimestamp(hour.start, zone)
             used[at.weekday(), at.hour] += hour.used
-            covered[at.weekday(), at.hour] += hour.covered
+            known[at.weekday(), at.hour] += hour.known
     cells: list[list[float | None]] = [[None] * 24 for _ in range(7)]
-    for (day, of_day), seconds in covered.items():
+    for (day, of_day), seconds in known.items():
         cells[day][of_day] = min(1.0, used[day, of_day] / seconds)
     return cells

@@ -13,7 +13,14 @@ MAX_POINTS = 600
 # Samples arrive every 5 to 30 seconds. A gap is longer than this, and than GAP_FACTOR usual distances.
 MIN_GAP_SECONDS = 45.0
 GAP_FACTOR = 4
-RAW_READINGS = ("utilisation", "sm_active", "memory_used_mib", "power_w", "temperature_c")
+# All readings of a sample except counters, bit masks and strays.
+RAW_READINGS = (
+    *("utilisation", "sm_active", "tensor_active", "sm_occupancy", "graphics_active"),
+    *("fp64_active", "fp32_active", "fp16_active", "dram_active", "memory_utilisation", "memory_used_mib"),
+    *("power_w", "power_limit_w", "temperature_c", "memory_temperature_c", "fan_percent"),
+    *("sm_clock_mhz", "memory_clock_mhz", "video_clock_mhz", "pcie_rx_kib", "pcie_tx_kib", "nvlink_kib"),
+    *("encoder_utilisation", "decoder_utilisation", "processes"),
+)
 Points = list[tuple[float, float | None]]
 
 

@@ -27,8 +27,8 @@ class WasteRow:
     """The waste of one workload (or unused reservation), project or person.
 
     ``hours`` has the GPU-hours of each step of WASTE_STEPS. ``busy`` and ``sm_active`` are means of the held
-    time with samples, 0 to 1; None if unknown. ``trend`` has the held and unused GPU-hours of equal parts of
-    the period; it is empty for a long period.
+    time in which they are known, 0 to 1; None if unknown. ``trend`` has the empty, idle and inefficient
+    GPU-hours of equal parts of the period, None where no activity is known; it is empty for a long period.
     """
 
     work: WorkKey
@@ -37,11 +37,16 @@ class WasteRow:
     held_hours: float
     busy: float | None
     sm_active: float | None
-    trend: list[float]
+    trend: list[float | None]
 
     @property
     def wasted_hours(self) -> float:
         return sum(self.hours.values())
+
+    def used_units(self, units: int) -> int:
+        """Return how many of ``units`` requested GPUs were used on average: neither empty nor idle."""
+        unused = self.hours["empty"] + self.hours["idle"]
+        return max(0, round(units * (1 - unused / self.held_hours))) if self.held_hours else units
 
     @property
     def main_step(self) -> str:
@@ -94,6 +99,26 @@ def waste_by(
     ]
 
 
+def rank_of_person(
+    parts: Iterable[WorkPart], user: int, steps: Collection[str] = WASTE_STEPS, *, by_cost: bool = False
+) -> tuple[int | None, int]:
+    """Return the place of a person among all people who wasted time, and the number of these people.
+
+    The place is None if the person wasted nothing. The order is that of wasted GPU-hours, or of their cost.
+    """
+    hours: dict[int, float] = defaultdict(float)
+    costs: dict[int, Decimal] = defaultdict(Decimal)
+    for part in parts:
+        if part.key in steps and part.work.user:
+            hours[part.work.user] += part.slot_seconds
+            costs[part.work.user] += part.cost
+    wasted: dict[int, Any] = {
+        each: costs[each] if by_cost else hours[each] for each in hours if hours[each] > 0
+    }
+    rank = 1 + sum(value > wasted[user] for value in wasted.values()) if user in wasted else None
+    return rank, len(wasted)
+
+
 def wasted_cost(rows: Iterable[WasteRow]) -> Decimal:
     return sum((row.cost for row in rows), ZERO)
 
@@ -111,24 +136,18 @@ def _group(ranking: str, work: WorkKey) -> WorkKey:
 def _measured(
     reads: UsageRows, groups: dict[Any, WorkKey]
 ) -> dict[WorkKey, tuple[float | None, float | None]]:
-    """Return the mean utilisation and SM activity by group. SM activity counts measured workloads only."""
-    # By group of use: the covered time, and the sum of each measure; None if it was never measured.
-    sums: dict[Any, list[Any]] = defaultdict(lambda: [0.0, None, None])
-    for _, of_use, row in reads.rollups(use_dimension(reads.filters)):
-        if of_use in groups:
-            known = sums[of_use]
-            known[0] += row["covered_seconds"] or 0.0
-            for place, measure in ((1, "utilisation_seconds"), (2, "sm_active_seconds")):
-                if row[measure] is not None:
-                    known[place] = (known[place] or 0.0) + row[measure]
+    """Return the mean utilisation and SM activity by group, of the time in which each is known."""
     used: dict[WorkKey, list[float]] = defaultdict(lambda: [0.0, 0.0])
     active: dict[WorkKey, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for of_use, (covered, *measured) in sums.items():
-        if covered:
-            for value, found in zip(measured, (used, active), strict=True):
-                if value is not None:
-                    found[groups[of_use]][0] += value
-                    found[groups[of_use]][1] += covered
+    for _, of_use, row in reads.rollups(use_dimension(reads.filters)):
+        if of_use in groups:
+            for found, measure, unknown in (
+                (used, "utilisation_seconds", "utilisation_unknown_seconds"),
+                (active, "sm_active_seconds", "sm_unknown_seconds"),
+            ):
+                if row[measure] is not None:
+                    found[groups[of_use]][0] += row[measure]
+                    found[groups[of_use]][1] += (row["covered_seconds"] or 0.0) - (row[unknown] or 0.0)
     return {group: (_share(used.get(group)), _share(active.get(group))) for group in {*used, *active}}
 
 
@@ -138,14 +157,14 @@ def _share(sums: list[float] | None) -> float | None:
 
 def _trends(
     filters: UsageFilters, reads: UsageRows, groups: dict[Any, WorkKey]
-) -> dict[WorkKey, list[float]]:
+) -> dict[WorkKey, list[float | None]]:
     if filters.hours > MAX_TREND_HOURS:
         return {}
-    found: dict[WorkKey, list[float]] = defaultdict(lambda: [0.0] * TREND_POINTS)
+    found: dict[WorkKey, list[float | None]] = defaultdict(lambda: [None] * TREND_POINTS)
     start, length = filters.start.timestamp(), (filters.end - filters.start).total_seconds() / TREND_POINTS
     for hour in reads.hours("workload"):
         group = groups.get(hour.group)
-        if group is not None and hour.covered:
+        if group is not None and hour.wasted is not None:
             point = min(TREND_POINTS - 1, max(0, int((hour.start - start) // length)))
-            found[group][point] += to_gpu_hours(hour.covered - (hour.used or 0.0))
+            found[group][point] = (found[group][point] or 0.0) + to_gpu_hours(hour.wasted)
     return dict(found)

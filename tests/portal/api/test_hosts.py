@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ from portal.models import AuditEvent, User
 from portal.services.fleet import host_effects
 from scheduler.coordination import leases
 from scheduler.models import Host, JoinToken, MaintenanceWindow, Reservation, Run, Storage, Workload
-from telemetry.models import HealthEvent, HealthRule
+from telemetry.models import HealthEvent, HealthRule, SlowReading
+from telemetry.reads.usage import gpu_counters
 from tests.portal.api.conftest import Client
 from tests.portal.web.work_samples import reserve, run_job
 from tests.world import World
@@ -455,3 +456,51 @@ def test_only_operators_and_auditors_see_whose_process_an_event_is_about(
             "stray:process": "a process outside workloads uses it",
             "stray:ended": "",
         }
+
+
+def test_the_counters_of_a_host_are_series_of_their_changes(
+    world: World, client_of: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = world.hosts["alpha"].gpus.get(index=2)
+    start = datetime(2026, 3, 2, tzinfo=UTC)
+    changes = [(-30, 1), (-3, 2), (5, 3), (7, 4), (60, 9)]
+    SlowReading.objects.bulk_create(
+        SlowReading(
+            gpu=gpu, reading="ecc_corrected", source="nvml", at=start + timedelta(hours=hours), value=value
+        )
+        for hours, value in changes
+    )
+    period = {"start": start.isoformat(), "end": (start + timedelta(hours=24)).isoformat()}
+
+    def series(**query: str) -> list[dict[str, Any]]:
+        answer = client_of(world.operator).get("/api/v1/hosts/alpha/counters/", period | query)
+        assert answer.status_code == 200, answer.content
+        found: list[dict[str, Any]] = answer.json()["series"]
+        return found
+
+    (found,) = series()
+    assert (found["gpu"], found["uuid"], found["reading"], found["source"]) == (
+        2,
+        gpu.uuid,
+        "ecc_corrected",
+        "nvml",
+    )
+    # The value at the start of the period is that of the last change before it.
+    assert [point["value"] for point in found["points"]] == [2, 3, 4]
+    assert found["points"][0]["at"] == "2026-03-01T21:00:00Z"
+    monkeypatch.setattr(gpu_counters, "MAX_POINTS", 2)
+    assert [point["value"] for point in series()[0]["points"]] == [2, 4]
+    assert series(reading="ecc_uncorrected") == []
+    refused = client_of(world.operator).get("/api/v1/hosts/alpha/counters/", period | {"reading": "luck"})
+    assert "reading is 'luck'; allowed: " in refused.json()["errors"][0]["message"]
+
+
+def test_a_period_of_counters_is_checked(world: World, client_of: Client) -> None:
+    client, url = client_of(world.operator), "/api/v1/hosts/alpha/counters/"
+    for query, field in (
+        ({"start": "2026-03-01T00:00:00Z"}, "end"),
+        ({"start": "2026-03-02T00:00:00Z", "end": "2026-03-01T00:00:00Z"}, "end"),
+        ({"start": "2026-03-01T00:00:00Z", "end": "2027-06-01T00:00:00Z"}, "end"),
+    ):
+        refused = client.get(url, query)
+        assert refused.status_code == 400 and refused.json()["errors"][0]["field"] == field

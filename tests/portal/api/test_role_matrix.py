@@ -120,6 +120,8 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "hosts/{name}/maintenance/"): ({**WINDOW, "why": "x"}, (403, 403, 403, 404, 404, 201, 403, 403)),
     ("POST", "hosts/{name}/maintenance/cancel/"): ({"window": 1}, (403, 403, 403, 404, 404, 400, 403, 403)),
     ("GET", "hosts/{name}/health/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
+    # 400: the period is missing.
+    ("GET", "hosts/{name}/counters/"): ({}, (400, 400, 400, 404, 404, 400, 400, 400)),
     ("GET", "hosts/{name}/dcgm/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("PUT", "hosts/{name}/dcgm/"): (
         {"url": "http://127.0.0.1:9400"},

@@ -13,12 +13,14 @@ import duckdb
 import pytest
 from rest_framework.test import APIClient
 
+from cli.commands.money.exports import checked_file
+from cli.errors import CliError
 from portal.models import User
 from portal.streamed_file import StreamedFile
 from scheduler.models import Workload
 from telemetry.exports import table_files
-from telemetry.exports.sample_files import COLUMNS, SampleScope, sample_csv
-from telemetry.ingest.stream_format import READING_KINDS, SPARSE_READING_KINDS
+from telemetry.exports.sample_files import COLUMNS, SampleScope, sample_file
+from telemetry.ingest.stream_format import DCGM_BITS, READING_KINDS, SPARSE_READING_KINDS
 from telemetry.models import Sample
 from tests.portal.api.monitored_world import MEASURED_GPUS, READINGS, SAMPLE_SECONDS, fill_monitored_world
 from tests.seeds import first_cases
@@ -50,7 +52,9 @@ def ask(measured: World, client_of: Callable[[User], APIClient]) -> Ask:
 
 def rows_of(answer: Any) -> list[dict[str, str]]:
     assert answer.status_code == 200, answer.content
-    return list(csv.DictReader(io.StringIO(answer.getvalue().decode())))
+    lines = answer.getvalue().decode().splitlines(keepends=True)
+    assert lines[-1].startswith("# rows: ")
+    return list(csv.DictReader(io.StringIO("".join(lines[:-1]))))
 
 
 def test_the_csv_file_has_each_sample_with_its_hardware_work_and_readings(measured: World, ask: Ask) -> None:
@@ -79,6 +83,28 @@ def test_the_csv_file_has_each_sample_with_its_hardware_work_and_readings(measur
     order = [(row["uuid"], row["ts"]) for row in found]
     assert order == sorted(order)
     assert all(row["workload"] == "" for row in found if row["gpu"] == "3")
+
+
+def test_a_csv_file_that_was_cut_off_is_recognised_by_its_last_line(
+    measured: World, ask: Ask, tmp_path: Path
+) -> None:
+    path = tmp_path / "samples.csv"
+    path.write_bytes(ask(measured.auditor).getvalue())
+    assert checked_file(path, "text/csv")["rows"] == Sample.objects.count()
+    *lines, end = path.read_bytes().splitlines(keepends=True)
+    for cut in (lines, [*lines[:-1], end]):
+        path.write_bytes(b"".join(cut))
+        with pytest.raises(CliError):
+            checked_file(path, "text/csv")
+
+
+def test_the_file_names_the_readings_that_are_from_dcgm_exporter(measured: World, ask: Ask) -> None:
+    sample = Sample.objects.order_by("unit", "ts")[0]
+    mask = DCGM_BITS["sm_active"] | DCGM_BITS["dram_active"]
+    Sample.objects.filter(unit=sample.unit_id, ts=sample.ts).update(dcgm_readings=mask)
+    first, *others = rows_of(ask(measured.auditor))
+    assert first["from_dcgm"] == "sm_active dram_active"
+    assert {row["from_dcgm"] for row in others} == {""}
 
 
 def test_the_parquet_file_has_the_rows_of_the_csv_file(measured: World, ask: Ask, tmp_path: Path) -> None:
@@ -165,6 +191,6 @@ def test_the_file_is_sent_in_parts(measured: World, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(table_files, "PART_BYTES", 1_000)
     hosts = [measured.hosts[name].pk for name in ("alpha", "beta")]
     scope = SampleScope(hosts, measured.now - PERIOD, measured.now)
-    parts = list(sample_csv(scope))
+    parts = list(sample_file("csv", scope))
     assert len(parts) > 5
     assert max(map(len, parts)) < 2_000

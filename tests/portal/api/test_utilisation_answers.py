@@ -17,10 +17,14 @@ from rest_framework.test import APIClient
 from portal.models import User
 from portal.reads.utilisation.answers import ANSWERS
 from portal.reads.utilisation.drill_answers import LEVEL_ANSWERS
+from portal.wording.pages.money import drill_texts
 from portal.wording.pages.money.utilisation_texts import requests_submitted
-from scheduler.models import Host, Workload
-from telemetry.models import Rollup
+from scheduler.models import Gpu, Host, Workload
+from telemetry.ingest.stream_format import READING_KINDS, SPARSE_READING_KINDS
+from telemetry.models import Rollup, Sample
+from telemetry.money.charges import charge_all_gpus
 from telemetry.reads.utilisation import fleet_map as fleet_reads
+from telemetry.reads.utilisation.raw_series import RAW_READINGS
 from tests.portal.web.test_manage_money_pages import signed_in
 from tests.telemetry.rows import at, hold, rates, workload
 from tests.telemetry.test_selectors import create_hour_of_use
@@ -94,6 +98,28 @@ def test_an_answer_has_the_figures_of_the_page(used: World, ask: Ask) -> None:
     assert {key: f"{rows[key]:,.1f}" for key in shown} == shown
 
 
+def test_an_answer_has_the_compared_period_and_the_tiles_of_the_page(used: World, ask: Ask) -> None:
+    charge_all_gpus(at(0, day=4))
+    found = ask(used.operator, "figures").json()["rows"]
+    rows = {row["figure"]: row for row in found}
+    assert rows["productive_share"]["value"] > 0 and rows["productive_share"]["value_before"] is None
+    later = {"start": at(0, day=3).isoformat(), "end": at(0, day=4).isoformat()}
+    again = {row["figure"]: row for row in ask(used.operator, "figures", **later).json()["rows"]}
+    assert again["productive_share"]["value_before"] == pytest.approx(rows["productive_share"]["value"])
+    shares = {
+        row["bucket"]: row["share_before"] for row in ask(used.operator, "waterfall", **later).json()["rows"]
+    }
+    assert shares["productive"] == pytest.approx(rows["productive_share"]["value"])
+    hold(workload(used, used.vision), units_of(used.hosts["beta"])[0], at(0, day=3), at(1, day=3))
+    levels = {row["start"][11:13]: row for row in ask(used.operator, "levels", **later).json()["rows"]}
+    assert levels["09"]["held_gpus_before"] == 2.0 and levels["12"]["held_gpus_before"] == 0.0
+    assert levels["09"]["capacity_gpus"] == Gpu.objects.count() and levels["09"]["guaranteed_gpus"] > 0
+    off = ask(used.operator, "waterfall", compare="off", **later).json()["rows"]
+    assert {row["share_before"] for row in off} == {None}
+    refused = ask(used.operator, "waterfall", compare="ever")
+    assert "compare is 'ever'; allowed: before, 4w, 52w, off" in refused.json()["errors"][0]["message"]
+
+
 @pytest.mark.parametrize(
     ("answer", "parameters", "field", "message"),
     [
@@ -126,7 +152,7 @@ def test_a_bad_parameter_is_refused_with_field_value_and_what_is_allowed(
 
 
 def test_a_period_without_end_is_refused(used: World, client_of: Callable[[User], APIClient]) -> None:
-    for path in ("utilisation/waterfall/", "usage/"):
+    for path in ("utilisation/waterfall/", "usage/", "right-sizing/"):
         refused = client_of(used.operator).get(f"/api/v1/{path}", {"start": at(0).isoformat()})
         assert refused.status_code == 400
         assert "end is ''; allowed: " in refused.json()["errors"][0]["message"]
@@ -140,10 +166,10 @@ def test_an_unknown_answer_is_refused_with_the_names(used: World, ask: Ask) -> N
 
 def test_the_map_leads_from_a_host_to_its_gpus_a_run_and_its_samples(used: World, ask: Ask) -> None:
     fleet = ask(used.operator, "fleet").json()["rows"]
-    busy = {(row["host"], row["start"][11:13]): row["busy_percent"] for row in fleet}
+    busy = {(row["host"], row["start"][11:13]): row["utilisation_percent"] for row in fleet}
     assert busy["alpha", "09"] == 40 and busy["alpha", "12"] is None and busy["beta", "09"] is None
     gpus = ask(used.operator, "host-gpus", host="alpha").json()["rows"]
-    assert {row["gpu"]: row["busy_share"] for row in gpus if row["start"].startswith("2026-03-02T09")}[
+    assert {row["gpu"]: row["utilisation"] for row in gpus if row["start"].startswith("2026-03-02T09")}[
         1
     ] == 0.4
     (run,) = ask(used.operator, "gpu-runs", host="alpha", gpu="0").json()["rows"]
@@ -388,6 +414,23 @@ def test_a_line_is_not_drawn_across_a_gap(used: World) -> None:
     page = level_page(used.operator, host="alpha", gpu="0", run=run_of(used, used.vision))
     (trace,) = page.context["charts"][0]["chart"].figure["data"]
     assert trace["connectgaps"] is False and trace["y"].count(None) == 1
+
+
+def test_every_reading_of_a_sample_has_a_series_and_a_chart(used: World, ask: Ask) -> None:
+    assert set(RAW_READINGS) == set(drill_texts.READING_LABELS)
+    masks_and_strays = {"throttle_reasons", "stray_processes"}
+    counters = {
+        name for name in READING_KINDS | SPARSE_READING_KINDS if name.endswith(("_bytes", "energy_mj"))
+    }
+    assert set(RAW_READINGS) == set(READING_KINDS | SPARSE_READING_KINDS) - counters - masks_and_strays
+    values = dict.fromkeys(RAW_READINGS, 7)
+    Sample.objects.filter(ts=at(9)).update(**values)
+    run = run_of(used, used.vision)
+    rows = ask(used.operator, "run-samples", host="alpha", gpu="0", run=run).json()["rows"]
+    assert {row["reading"] for row in rows} == set(RAW_READINGS)
+    page = level_page(used.operator, host="alpha", gpu="0", run=run)
+    titles = [each["chart"].title for each in page.context["charts"]]
+    assert titles == [drill_texts.READING_LABELS[name][0] for name in RAW_READINGS]
 
 
 def test_many_hosts_are_folded_into_few_rows(used: World) -> None:

@@ -478,21 +478,12 @@ def running_notebook(world: World) -> Run:
     return run
 
 
-def sample(
-    run: Run,
-    at: datetime,
-    utilisation: float | None,
-    processes: int | None = None,
-    sm_active: float | None = None,
-) -> None:
-    unit = run.allocations.get().unit_id
+def sample(run: Run, at: datetime, utilisation: float | None, **readings: float | None) -> None:
+    values = {"unit_id": run.allocations.get().unit_id, "ts": at, "utilisation": utilisation, **readings}
     with connection.cursor() as cursor:
+        marks = ", ".join(["%s"] * len(values))
         cursor.execute(
-            (
-                "INSERT INTO telemetry_sample (unit_id, ts, utilisation, sm_active, processes) VALUES (%s,"
-                " %s, %s, %s, %s)"
-            ),
-            [unit, at, utilisation, sm_active, processes],
+            f"INSERT INTO telemetry_sample ({', '.join(values)}) VALUES ({marks})", list(values.values())
         )
 
 
@@ -539,6 +530,29 @@ def test_a_gpu_without_samples_does_not_count_as_idle(world: World) -> None:
     assert idle_notebooks.stop_idle_notebooks(world.now + 100 * MINUTE)["busy"] == 1
     sample(run, world.now + 60 * MINUTE, None, processes=0)
     assert idle_notebooks.stop_idle_notebooks(world.now + 100 * MINUTE)["warn"] == 1
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("readings", "is_stopped"),
+    [
+        ({"power_w": [70.0, 71.0]}, True),
+        ({"power_w": [70.0, 300.0]}, False),
+        ({"pcie_rx_kib": [900_000], "pcie_tx_kib": [0]}, False),
+        ({"dram_active": [40.0]}, False),
+    ],
+)
+def test_a_notebook_is_not_stopped_while_power_or_traffic_contradicts_its_utilisation(
+    world: World, readings: dict[str, list[float]], is_stopped: bool
+) -> None:
+    run = running_notebook(world)
+    for minute in range(61):
+        now = {name: values[minute % len(values)] for name, values in readings.items()}
+        # Before the work ended, the power was high. That is no sign of work afterwards.
+        sample(run, world.now + minute * MINUTE, 0.0, **(now if minute else {"power_w": 500.0}))
+    idle_notebooks.stop_idle_notebooks(world.now + 56 * MINUTE)
+    assert idle_notebooks.stop_idle_notebooks(world.now + 62 * MINUTE)["stop"] == is_stopped
+    assert (Workload.objects.get().stop_requested == "idle") is is_stopped
 
 
 def record_edge_activity(run: Run, **use: Any) -> None:

@@ -56,7 +56,7 @@ def test_the_filters_of_the_list_are_in_its_address_and_unknown_ones_are_refused
     assert "vision-job" in shown and "past-job" not in shown
     assert "Nothing matches" in text_of(world, "operator", kind="hot")
     assert "vision-job" not in text_of(world, "operator", state="ended")
-    for query in ({"kind": "cold"}, {"pool": "nowhere"}, {"state": "on fire"}):
+    for query in ({"kind": "cold"}, {"pool": "nowhere"}, {"state": "on fire"}, {"colour": "red"}):
         assert signed_in(world.operator).get(reverse("alerts"), query).status_code == 404, query
 
 

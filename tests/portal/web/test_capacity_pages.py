@@ -23,12 +23,13 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def studied(rates: World) -> CapacityStudy:
+def studied(rates: World, monkeypatch: pytest.MonkeyPatch) -> CapacityStudy:
     """Return a finished study of the H100s, of which four were held for an hour after an hour of waiting."""
     for unit in units_of(rates.hosts["alpha"])[:4]:
         work = workload(rates, rates.vision, submitted_at=at(9, day=3), state="ended", ended_at=at(11, day=3))
         hold(work, unit, at(10, day=3), at(11, day=3), end_code="finished")
     studies.create_study(rates.shared, H100, 600, rates.operator, at(0, day=6))
+    monkeypatch.setattr(studies, "MAX_BISECTIONS", 0)
     done = studies.run_next_study(lambda: at(1, day=6))
     assert done is not None
     return done
@@ -95,6 +96,16 @@ def test_the_demand_of_past_days_is_read_once_a_day(rates: World) -> None:
     first = demand_before(dt.date(2026, 3, 6), dt.UTC)
     assert first[rates.shared.pk, A100][dt.date(2026, 3, 3)] == pytest.approx(2.0)
     assert demand_before(dt.date(2026, 3, 6), dt.UTC) == first
+
+
+def test_a_forecast_of_an_unknown_model_is_refused_with_the_models(world: World) -> None:
+    client = APIClient()
+    client.force_authenticate(world.vision.member)
+    refused = client.get("/api/v1/demand-forecast/", {"model": "nowhere"})
+    assert refused.status_code == 400
+    assert refused.json()["errors"][0]["message"] == f"model is 'nowhere'; allowed: {A100}, {H100}."
+    parts = client.get("/api/v1/demand-forecast/", {"model": H100}).json()["parts"]
+    assert {part["model"] for part in parts} == {H100}
 
 
 def test_people_see_the_forecast_of_the_pools_that_they_may_use(world: World) -> None:

@@ -122,6 +122,14 @@ def test_an_image_of_a_chart_is_saved(page: Page) -> None:
     assert download.value.path().read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("name", ["waterfall", "league"])
+def test_a_table_of_bars_is_saved_as_an_image(page: Page, name: str) -> None:
+    with page.expect_download() as download:
+        page.locator(f"#{name}").get_by_role("button", name="PNG").click()
+    assert download.value.suggested_filename == f"{name}.png"
+    assert download.value.path().read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_page_without_the_library_shows_the_tables(page: Page) -> None:
     page.route("**/plotly*", lambda route: route.abort())
     page.reload()

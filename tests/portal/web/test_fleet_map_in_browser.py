@@ -73,7 +73,7 @@ def test_clicks_lead_from_the_fleet_to_the_samples_of_a_run_and_links_back(
     with page.expect_navigation():
         drawn(page, "gpu").locator(".barlayer .point path").first.click(force=True)
     assert f"run={Workload.objects.get().public_id}" in page.url
-    expect(page.get_by_role("heading", name="GPU busy")).to_be_visible()
+    expect(page.get_by_role("heading", name="Utilisation")).to_be_visible()
     page.get_by_role("navigation", name="Levels").get_by_role("link", name="alpha").click()
     expect(page.get_by_role("heading", name="GPUs of alpha, hour by hour")).to_be_visible()
     assert "start=2026-03-02" in page.url

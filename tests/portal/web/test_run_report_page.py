@@ -5,22 +5,30 @@ from __future__ import annotations
 import csv
 import html
 import io
+import re
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from html import unescape
 from typing import Any
 
 import pytest
 from django.urls import reverse
 from rest_framework.test import APIClient
 
-from portal.models import Notification
+from portal.models import NoticeMark, Notification
+from portal.notices import delivery
 from portal.reads.money.cost_totals import prices, workload_costs
 from portal.reads.work.run_reports import ReportGap, RunReportDetails, run_report
 from portal.web.work import use_charts
 from portal.wording.chargeback.charge_scope_texts import HIDDEN_COSTS
+
+
+from portal.wording import notice_texts, run_report_texts
+from portal.wording.pages import run_report_pages
 from scheduler.models import Run, Workload
 from telemetry.core.run_report import SERIES
+from telemetry.models import RunReport
 from telemetry.money.charges import charge_all_gpus
 from telemetry.reads.chargeback import charges_by
 from telemetry.reports import stored
@@ -101,6 +109,24 @@ def test_only_people_who_see_the_charges_of_a_workload_see_its_cost(
     assert file.status_code == (200 if sees else 403)
 
 
+def test_the_owner_gets_one_notice_with_the_first_advice_of_the_report(rates: World, ran: Workload) -> None:
+    stored.refresh_reports(at(11, 15))
+    delivery.write_notices(at(11, 16))
+    (notice,) = Notification.objects.filter(kind="advice")
+    assert notice.user_id == ran.owner_id
+    sentence = notice_texts.notice_sentence(notice.kind, notice.numbers)
+    assert sentence.startswith(f"Next time for {ran.name}: Ask for 1 GPU instead of 4. At most 1 of 4 GPUs")
+    RunReport.objects.update(made_at=at(11, 20))  # written again
+    assert delivery.write_notices(at(11, 21)) == 0
+    Notification.objects.filter(kind="advice").delete()
+    RunReport.objects.update(made_at=at(12, day=4))  # two days after the end
+    NoticeMark.objects.update(looked_until=at(11, 59, day=4))
+    assert delivery.write_notices(at(12, 1, day=4)) == 0
+    notice.save(force_insert=True)
+    page = signed_in(ran.owner).get(reverse("notifications")).content.decode()
+    assert page.count(reverse("workload-report", args=[ran.public_id])) == 2  # of the end and of the advice
+
+
 def test_a_preemption_is_a_gap_and_a_wait(rates: World, ran: Workload) -> None:
     details = details_of(ran)
     [gap] = details.gaps
@@ -110,6 +136,27 @@ def test_a_preemption_is_a_gap_and_a_wait(rates: World, ran: Workload) -> None:
     [shape] = figure["layout"]["shapes"]
     assert (shape["x0"][-8:], shape["x1"][-8:]) == ("10:00:00", "10:30:00")
     assert "preempted 10:00 to 10:30" in shape["label"]["text"]
+
+
+def test_the_chart_marks_checkpoints_and_the_time_that_was_redone(rates: World, ran: Workload) -> None:
+    ran.runs.filter(attempt=1).update(checkpoint_at=at(9, 40))
+    ran.runs.filter(attempt=2).update(checkpoint_at=at(10, 50))
+    shapes = page_of(rates, ran).context["chart"]["figure"]["layout"]["shapes"]
+    found = [(shape["label"]["text"], shape["x0"][-8:], shape["x1"][-8:]) for shape in shapes[1:]]
+    assert found == [
+        ("checkpoint", "09:40:00", "09:40:00"),
+        ("redone", "09:40:00", "10:00:00"),  # up to the preemption
+        ("checkpoint", "10:50:00", "10:50:00"),
+    ]
+
+
+def test_each_advice_opens_the_figures_on_which_it_rests(rates: World, ran: Workload) -> None:
+    assert set(run_report_pages.ADVICE_ANCHORS) == set(run_report_texts.ADVICE_HEADLINES)
+    page = page_of(rates, ran).content.decode()
+    advice = page.partition('class="report-advice"')[2].partition("</section>")[0]
+    anchors = set(re.findall(r'href="#(\w+)"', advice))
+    assert {"gpus", "life", "cost"} <= anchors
+    assert all(f'id="{anchor}"' in page for anchor in anchors)
 
 
 def test_the_page_shows_what_to_ask_for_with_the_cost_of_fewer_gpus(rates: World, ran: Workload) -> None:
@@ -206,6 +253,33 @@ def test_very_many_gpus_have_a_row_for_each_host(rates: World, ran: Workload) ->
     strip = use_charts.use_figure(many, [])["data"][0]
     assert strip["y"] == ["h0, 33 GPUs", "h1, 33 GPUs"]
     assert strip["z"][0] == report.units[0].series["busy"]
+
+
+def test_one_of_many_gpus_can_be_chosen_for_a_line_of_its_own(
+    rates: World, ran: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = reverse("workload-report", args=[ran.public_id])
+    client = signed_in(rates.vision.member)
+    few = client.get(url, {"gpu": "1"})
+    assert few.status_code == 404 and "gpu is '1'; allowed: nothing" in unescape(few.content.decode())
+    assert client.get(url).context["unit_menu"] is None
+    monkeypatch.setattr(use_charts, "MAX_LINES", 3)
+    menu = client.get(url).context["unit_menu"]
+    assert [choice["label"] for choice in menu["choices"]] == [
+        "Mean and highest",
+        *(f"GPU {n}" for n in range(4)),
+    ]
+    page = client.get(menu["choices"][2]["url"].partition("#")[0])
+    assert page.context["unit_menu"]["value"] == "GPU 1"
+    lines = {
+        trace["name"]: trace
+        for trace in page.context["chart"]["figure"]["data"][1:]
+        if trace["yaxis"] == "y2"
+    }
+    assert set(lines) == {"mean of 4 GPUs", "highest of 4 GPUs", "GPU 1"}
+    for given in ("0", "5", "x", "9" * 30):
+        refused = client.get(url, {"gpu": given})
+        assert refused.status_code == 404 and "allowed: 1 to 4" in refused.content.decode()
 
 
 def test_an_unknown_table_is_refused(rates: World, ran: Workload) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
 import re
 from decimal import Decimal
@@ -27,7 +28,7 @@ from telemetry.reads.demand import demand_by_weekday, hourly_demand
 from telemetry.reads.usage_filters import UsageFilters
 from telemetry.reads.usage_over_time import step_edges
 from telemetry.reads.usage_rows import UsageRows
-from telemetry.reads.utilisation.waste import RANKINGS, WASTE_STEPS, waste_by
+from telemetry.reads.utilisation.waste import RANKINGS, WASTE_STEPS, rank_of_person, waste_by
 from telemetry.reads.waterfall import WATERFALL_ORDER, usage_waterfall
 from tests.portal.web.test_manage_money_pages import signed_in
 from tests.seeds import first_cases
@@ -90,6 +91,10 @@ def test_the_definitions_name_the_limits_of_the_code() -> None:
             ({"waste": "host"}, "waste is 'host'; allowed: person, project, workload"),
             ({"step": "lost"}, "step is 'lost'; allowed: empty, idle, inefficient, reserved_unused"),
             ({"type": "games"}, "type is 'games'; allowed: training"),
+            (
+                {"period": "bogus", "start": "2026-01-01", "end": "2026-01-02"},
+                "period is 'bogus'; allowed: nothing, because start and end are given",
+            ),
         ],
     ),
 )
@@ -162,7 +167,7 @@ def test_bars_are_hovered_one_by_one_and_every_hover_has_a_unit(used: World) -> 
             assert figure["layout"]["hovermode"] == "closest", name
 
 
-HOVER_UNITS = "GPUs|GPU-hours|wait at most|% busy|%} busy"
+HOVER_UNITS = "GPUs|GPU-hours|wait at most|utilisation %{"
 
 
 def page_of(user: User, **query: str) -> Any:
@@ -250,6 +255,14 @@ def test_a_long_day_has_25_hours_and_a_short_day_23() -> None:
         assert [(b - a) / 3600 for a, b in pairwise(edges)] == hours
 
 
+def test_the_map_of_the_fleet_says_that_it_shows_the_work_of_everybody(used: World) -> None:
+    says = "of all work on the hosts: only the filters of pool and model apply"
+    for name in ("fleet", "now"):
+        assert says not in charts_of(used.operator, pool=used.shared.slug)[name].hint
+        for given in ({"team": "vision"}, {"person": used.vision.member.username}, {"type": "training"}):
+            assert says in charts_of(used.operator, **given)[name].hint
+
+
 # -- waste ---------------------------------------------------------------------------------------------------
 
 
@@ -288,7 +301,7 @@ def test_the_rows_of_waste_sum_to_the_steps_of_the_waterfall(wasted: World) -> N
     vision, language = by_user[wasted.vision.member.pk], by_user[wasted.language.member.pk]
     assert (vision.main_step, language.main_step) == ("idle", "empty")
     assert (vision.busy, language.busy) == (pytest.approx(0.25), 0.0)
-    assert sum(vision.trend) == pytest.approx(1.5)
+    assert sum(point or 0.0 for point in vision.trend) == pytest.approx(vision.wasted_hours)
 
 
 @pytest.mark.parametrize(
@@ -322,10 +335,49 @@ def test_people_see_their_own_waste_and_leads_that_of_their_teams(
 
 
 def test_everybody_sees_their_own_rank_among_all_people(wasted: World) -> None:
-    league = page_of(wasted.people["member"], waste="person").context["league"]
-    assert re.fullmatch(r"You are number [12] of 2\.", league["own_rank"])
-    league = page_of(wasted.people["stranger"], waste="person").context["league"]
-    assert league["own_rank"] == "Nothing of yours was wasted."
+    for query in ({}, {"waste": "person"}, {"waste": "project"}):
+        league = page_of(wasted.people["member"], **query).context["league"]
+        assert re.fullmatch(r"Among people, you are number [12] of 2\.", league["own_rank"]), query
+        league = page_of(wasted.people["stranger"], **query).context["league"]
+        assert league["own_rank"] == "Nothing of yours was wasted."
+
+
+def test_the_own_rank_counts_all_work_of_a_person_in_the_order_of_the_page(wasted: World) -> None:
+    filters = UsageFilters(at(0), at(0, day=3))
+    parts = usage_waterfall(filters, UsageRows(filters)).parts
+    vision, language = wasted.vision.member.pk, wasted.language.member.pk
+    assert rank_of_person(parts, vision)[1] == 2 and rank_of_person(parts, 0) == (None, 2)
+    assert rank_of_person(parts, vision, ["idle"]) == (1, 1)
+    assert rank_of_person(parts, language, ["idle"], by_cost=True) == (None, 1)
+
+
+def test_a_request_of_which_a_part_was_empty_or_idle_says_how_many_gpus_it_used(rates: World) -> None:
+    work = workload(rates, rates.vision, units=8, name="sleepy")
+    for number, unit in enumerate(units_of(rates.hosts["alpha"])[:8]):
+        allocation = hold(work, unit, at(9), at(10), end_code="finished")
+        busy, idle, empty = [(3600.0, 0.0, 0.0), (0.0, 3600.0, 0.0), (0.0, 0.0, 3600.0)][min(2, number // 2)]
+        measures = {
+            "busy_seconds": busy,
+            "idle_seconds": idle if number < 7 else 3600.0,
+            "empty_seconds": empty,
+        }
+        if number == 7:
+            measures["empty_seconds"] = 0.0
+        create_hour_of_use(allocation, 9, inefficient_seconds=0.0, **measures)
+    charge_all_gpus(at(12))
+    page = page_of(rates.operator)
+    (row,) = page.context["league"]["rows"]
+    assert row["reason"] == "asked 8, used 2"
+    assert row["advise"] == reverse("workload-report", args=[work.public_id])
+    assert signed_in(rates.operator).get(row["advise"]).status_code == 200
+    client = signed_in(rates.operator)
+    file = client.get(
+        reverse("utilisation-csv", args=["waste"]), {"start": "2026-03-02", "end": "2026-03-03"}
+    )
+    (line,) = csv.DictReader(file.getvalue().decode("utf-8-sig").splitlines())
+    assert (line["asked_gpus"], line["used_gpus"]) == ("8", "2")
+    (person,) = page_of(rates.operator, waste="person").context["league"]["rows"]
+    assert person["advise"] == "" and "asked" not in person["reason"]
 
 
 def test_a_step_of_the_waterfall_opens_the_work_behind_it(wasted: World) -> None:
@@ -340,6 +392,12 @@ def test_a_step_of_the_waterfall_opens_the_work_behind_it(wasted: World) -> None
 def test_money_is_a_unit_only_for_people_who_see_the_cost_of_gpus(wasted: World) -> None:
     page = page_of(wasted.people["finance"], unit="money")
     assert page.context["league"]["is_money"] and page.context["league"]["cost"]
+    assert page.context["waterfall"]["is_money"]
+    charts = {entry["name"]: entry["chart"] for entry in page.context["charts"]}
+    (bar,) = charts["use-by"].figure["data"]
+    assert dict(zip(bar["y"], bar["x"], strict=True)) == {"Vision": 13.6, "Language": 2.4, "Robotics": 0.0}
+    assert charts["use-by"].figure["layout"]["xaxis"]["title"]["text"] == "EUR"
+    assert charts["right-size"].figure["layout"]["xaxis"]["title"]["text"] == "EUR saved"
     answer = page_of(wasted.people["member"], unit="money")
     assert answer.status_code == 404
     assert "allowed: hours, because you do not see the cost of GPUs" in answer.content.decode()
@@ -355,6 +413,31 @@ def test_shares_are_compared_with_the_chosen_period(wasted: World) -> None:
     assert rows["compares"] and deltas["unmeasured"]["direction"] == "up"
     assert deltas["unmeasured"]["tone"] == "worse" and deltas["unallocated"]["tone"] == ""
     assert not page_of(wasted.operator, **query, compare="off").context["waterfall"]["compares"]
+
+
+def test_the_tiles_and_the_use_by_group_are_compared_with_the_chosen_period(wasted: World) -> None:
+    work = workload(wasted, wasted.vision, submitted_at=at(0, day=3))
+    hold(work, units_of(wasted.hosts["beta"])[0], at(0, 10, day=3), at(12, day=3))
+    Workload.objects.exclude(pk=work.pk).update(submitted_at=at(8))
+    charge_all_gpus(at(0, day=31))
+    for query, hours in (
+        ({"start": "2026-03-03T00:00", "end": "2026-03-04T00:00"}, "before"),
+        ({"start": "2026-03-30T00:00", "end": "2026-03-31T00:00", "compare": "4w"}, "4w"),
+    ):
+        page = page_of(wasted.operator, **query)
+        tiles = {reading["label"]: reading.get("delta") for reading in page.context["figures"]}
+        assert tiles["Productive"]["direction"] == "down", hours
+        assert tiles["Held but not used"]["tone"] == "good", hours
+        chart = next(entry["chart"] for entry in page.context["charts"] if entry["name"] == "use-by")
+        assert chart.columns[2]["label"] == "Against before", hours
+    page = page_of(wasted.operator, start="2026-03-03", end="2026-03-04")
+    tiles = {reading["label"]: reading.get("delta") for reading in page.context["figures"]}
+    assert tiles["Typical wait"] == {"direction": "down", "tone": "good", "text": "50 min"}
+    chart = next(entry["chart"] for entry in page.context["charts"] if entry["name"] == "use-by")
+    changes = {(row[0]["text"] if isinstance(row[0], dict) else row[0]): row[2] for row in chart.rows}
+    assert (changes["Vision"], changes["Robotics"]) == ("+0.41", "0.00")  # 11 h 50 min and 2 h of a day
+    alone = charts_of(wasted.operator, start="2026-03-03", end="2026-03-04", compare="off")["use-by"]
+    assert "Against before" not in [column["label"] for column in alone.columns]
 
 
 # -- demand and work -----------------------------------------------------------------------------------------
@@ -395,6 +478,21 @@ def test_use_over_time_shows_capacity_guarantees_and_the_compared_period(used: W
     assert dict(zip(before["x"], before["y"], strict=True))["2026-03-03T09:00"] == 2.0
     alone = charts_of(used.operator, team="vision")["use-over-time"].figure["layout"]
     assert all(shape.get("yref") == "paper" for shape in alone["shapes"])  # no capacity of one team
+
+
+def test_the_capacity_is_a_line_of_steps_that_follows_growth(used: World) -> None:
+    Gpu.objects.update(created_at=at(0, day=1))
+    Gpu.objects.filter(host=used.hosts["gamma"]).update(created_at=at(12))
+    figure = charts_of(used.operator)["use-over-time"].figure
+    (line,) = (trace for trace in figure["data"] if trace["name"] == "capacity")
+    gpus = dict(zip(line["x"], line["y"], strict=True))
+    most, grown = Gpu.objects.count(), Gpu.objects.filter(host=used.hosts["gamma"]).count()
+    assert (gpus["2026-03-02T11:00"], gpus["2026-03-02T12:00"]) == (most - grown, most)
+    assert f"capacity {most}" in [label["text"] for label in figure["layout"]["annotations"]]
+    assert all(
+        trace["name"] != "capacity"
+        for trace in charts_of(used.operator, team="vision")["use-over-time"].figure["data"]
+    )
 
 
 def test_points_of_other_peoples_work_have_no_name(wasted: World) -> None:

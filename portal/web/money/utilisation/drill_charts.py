@@ -36,7 +36,7 @@ def host_chart(query: UtilisationQuery, host: Host) -> UtilisationChart:
         [{"text": name, "url": address}, each.gpu.model, *_mean_and_top(each)]
         for name, each, address in zip(names, gpus, addresses, strict=True)
     ]
-    columns = [{"label": "GPU"}, {"label": "Model"}, *csv_columns_of("", "Mean busy", "Highest")[1:]]
+    columns = [{"label": "GPU"}, {"label": "Model"}, *csv_columns_of("", "Mean utilisation", "Highest")[1:]]
     return UtilisationChart(
         drill_texts.HOST_TITLE.format(host=host.name),
         drill_texts.HOST_HINT.format(zone=zone_name(query.period.zone)),
@@ -51,7 +51,7 @@ def host_chart(query: UtilisationQuery, host: Host) -> UtilisationChart:
 
 # Not split: the function builds the figure and the tables of one chart from the same rows.
 def gpu_chart(query: UtilisationQuery, host: Host, gpu: Gpu) -> UtilisationChart:
-    """Return the busy share of a GPU over time and who held it. A click on a run opens its samples."""
+    """Return the utilisation of a GPU over time and who held it. A click on a run opens its samples."""
     starts = hours_of(query)
     hours = next((each for each in gpu_hours(query, host) if each.gpu.pk == gpu.pk), None)
     runs = gpu_runs(query, gpu)
@@ -60,12 +60,12 @@ def gpu_chart(query: UtilisationQuery, host: Host, gpu: Gpu) -> UtilisationChart
         {
             "type": "scatter",
             "mode": "lines",
-            "name": "busy",
+            "name": "utilisation",
             "connectgaps": False,
             "line": {"shape": "hv", "width": 1.5},
             "x": [local_text(start, query) for start in starts],
             "y": [_per_cent(value) for value in (hours.busy if hours else [])],
-            "hovertemplate": "%{y} % busy<extra></extra>",
+            "hovertemplate": "utilisation %{y} %<extra></extra>",
             "meta": {"colour": "use-5"},
         }
     ]
@@ -80,7 +80,7 @@ def gpu_chart(query: UtilisationQuery, host: Host, gpu: Gpu) -> UtilisationChart
             "barmode": "overlay",
             "uniformtext": {"minsize": 11, "mode": "hide"},
             "xaxis": {"type": "date", "anchor": "y2"},
-            "yaxis": {"title": {"text": "GPU busy, %"}, "range": [0, 104], "domain": [0.24, 1]},
+            "yaxis": {"title": {"text": "utilisation, %"}, "range": [0, 104], "domain": [0.24, 1]},
             "yaxis2": {"type": "category", "domain": [0, 0.16], "showticklabels": False, "ticklen": 0},
             "meta": brushed(query, starts, address),
         },

@@ -1,4 +1,4 @@
-"""Build the map of the fleet: how busy each host was over time."""
+"""Build the map of the fleet: the utilisation of each host over time."""
 
 from __future__ import annotations
 
@@ -61,13 +61,14 @@ def _map_chart(query: UtilisationQuery, grid: FleetMap, period: str) -> Utilisat
         [{"text": name, "url": address}, grouped(row.hosts), *_mean_and_top(row.busy)]
         for name, address, row in zip(names, addresses, grid.rows, strict=True)
     ]
+    hint = drill_texts.FLEET_HINT.format(
+        hours=grid.step / timedelta(hours=1), zone=zone_name(query.period.zone)
+    )
     return UtilisationChart(
         drill_texts.FLEET_TITLE,
-        drill_texts.FLEET_HINT.format(
-            hours=grid.step / timedelta(hours=1), zone=zone_name(query.period.zone)
-        ),
+        drill_texts.FLEET_OF_ALL_WORK.format(hint=hint) if query.selects_work else hint,
         figure,
-        csv_columns_of("Host", "Hosts", "Mean busy", "Highest"),
+        csv_columns_of("Host", "Hosts", "Mean utilisation", "Highest"),
         table,
         height=LOW_HEIGHT if len(grid.rows) <= FEW_ROWS else HIGH_HEIGHT,
         empty=drill_texts.FLEET_EMPTY,
@@ -85,7 +86,7 @@ def busy_map(
     starts: list[datetime],
     period: str,
 ) -> dict[str, Any]:
-    """Return a heatmap of busy per cent, with a row for each name and a column for each start.
+    """Return a heatmap of utilisation in per cent, with a row for each name and a column for each start.
 
     A click on a row opens its address. ``period`` is the address that a drag opens.
     """

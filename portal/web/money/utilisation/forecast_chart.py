@@ -7,6 +7,7 @@ from typing import Any
 
 from portal.reads.fleet.demand_forecast import DemandOutlook, PoolDemand
 from portal.reads.utilisation.answers import FORECAST_SHOWN_BEFORE
+from portal.web.components.chart_labels import end_labels, line_label
 from portal.web.components.quantities import grouped, percent
 from portal.web.money.chart import UtilisationChart, csv_columns_of
 from portal.web.money.utilisation.query import UtilisationQuery
@@ -46,14 +47,10 @@ def _figure(outlook: DemandOutlook) -> dict[str, Any]:
     past = [since + timedelta(days=number) for number in range((outlook.first - since).days)]
     names = utilisation_texts.FORECAST_TRACES
     ahead = [each.day.isoformat() for each in days]
-    data = [
-        _line(
-            names["known"],
-            [day.isoformat() for day in past],
-            [None if day not in outlook.known else _gpus(outlook.known[day]) for day in past],
-            "accent",
-        )
-    ]
+    past_days = [day.isoformat() for day in past]
+    known = [None if day not in outlook.known else _gpus(outlook.known[day]) for day in past]
+    data = [_line(names["known"], past_days, known, "accent")]
+    labels = end_labels(past_days, known, names["known"])
     if days:
         area = _line(
             names["range"],
@@ -70,19 +67,22 @@ def _figure(outlook: DemandOutlook) -> dict[str, Any]:
                 "meta": {"colour": "accent", "fill": "accent-wash"},
             }
         )
-        data.append(
-            _line(names["expected"], ahead, [_gpus(each.expected) for each in days], "accent", "dash")
-        )
+        expected = [_gpus(each.expected) for each in days]
+        data.append(_line(names["expected"], ahead, expected, "accent", "dash"))
+        labels += end_labels(ahead, expected, names["expected"])
+        labels += end_labels(ahead, [_gpus(each.high) for each in days], names["range"])
     if outlook.gpus:
         ends = [past[0].isoformat(), (outlook.first + timedelta(days=HORIZON_DAYS - 1)).isoformat()]
         data.append(_line(names["gpus"], ends, [outlook.gpus, outlook.gpus], "ink"))
+        labels.append(line_label(ends[0], outlook.gpus, names["gpus"], xanchor="left"))
     return {
         "data": data,
         "layout": {
             "hovermode": "x unified",
+            "showlegend": False,
+            "annotations": labels,
             "xaxis": {"type": "date"},
             "yaxis": {"title": {"text": "GPUs, mean of the day"}, "rangemode": "tozero"},
-            "legend": {"orientation": "h", "y": -0.15, "yanchor": "top", "x": 0},
         },
     }
 

@@ -14,10 +14,11 @@ from portal.reads.utilisation.query import rankings_of
 from portal.web.components.drawings import spark
 from portal.web.components.quantities import amount, grouped, percent
 from portal.web.money.utilisation.query import UtilisationQuery
+from portal.web.money.utilisation.table_images import league_image
 from portal.web.money.utilisation.waterfall_table import STEP_COLOURS
 from portal.wording.pages.money import utilisation_texts as texts
 from portal.wording.utilisation import findings
-from telemetry.reads.utilisation.waste import WASTE_STEPS, WasteRow, wasted_cost
+from telemetry.reads.utilisation.waste import WASTE_STEPS, WasteRow, rank_of_person, wasted_cost
 
 UNKNOWN = "–"
 
@@ -36,7 +37,7 @@ def waste_league(query: UtilisationQuery) -> dict[str, Any]:
         "title": texts.WASTE_TITLE,
         "kind": texts.RANKING_LABELS[query.ranking],
         "finding": findings.waste_finding(wasted, kinds),
-        "own_rank": _own_rank(query, rows),
+        "own_rank": _own_rank(query),
         "rows": [_row(query, row, names[row.work], top) for row in shown],
         "rest": [
             _rest(query, texts.MORE, more, query.address(shown="all") + "#league"),
@@ -57,6 +58,7 @@ def waste_league(query: UtilisationQuery) -> dict[str, Any]:
         "steps": [{"label": texts.WASTE_LABELS[step], "colour": STEP_COLOURS[step]} for step in WASTE_STEPS],
         "footer": texts.WASTE_FOOTER,
         "csv": query.csv_address("waste"),
+        "image": league_image(query, shown, [names[row.work].name for row in shown]),
     }
 
 
@@ -78,6 +80,7 @@ def _row(query: UtilisationQuery, row: WasteRow, name: NamedWork, top: float) ->
         "hours": grouped(row.wasted_hours, 1),
         "cost": amount(row.cost, query.currency) if policy.sees_owner_cost(query.viewer) else "",
         "mail": f"mailto:{quote(name.email)}?subject={subject}&body={body}" if name.email else "",
+        "advise": name.report_url,
         "open": name.url,
     }
 
@@ -109,7 +112,8 @@ def _bar(query: UtilisationQuery, row: WasteRow, top: float) -> list[dict[str, s
 def _trend(row: WasteRow) -> SafeString | str:
     if not row.trend:
         return ""
-    return spark(row.trend, texts.TREND_LABEL, top=max(row.trend) or 1.0)
+    top = max(value or 0.0 for value in row.trend)
+    return spark(row.trend, texts.TREND_LABEL, top=top or 1.0)
 
 
 def _rest(query: UtilisationQuery, text: str, rows: Sequence[WasteRow], url: str) -> dict[str, str] | None:
@@ -123,11 +127,11 @@ def _rest(query: UtilisationQuery, text: str, rows: Sequence[WasteRow], url: str
     }
 
 
-def _own_rank(query: UtilisationQuery, rows: Sequence[WasteRow]) -> str:
-    """Return the viewer's place among all people; "" for another ranking."""
-    if query.ranking != "person":
-        return ""
-    for rank, row in enumerate(rows, start=1):
-        if row.work.user == query.viewer.pk:
-            return texts.OWN_RANK.format(rank=rank, count=len(rows))
-    return texts.NO_OWN_RANK if rows else ""
+def _own_rank(query: UtilisationQuery) -> str:
+    """Return the viewer's place among all people; "" if nobody wasted time."""
+    rank, count = rank_of_person(
+        query.waterfall.parts, query.viewer.pk, query.waste_steps, by_cost=query.unit == "money"
+    )
+    if rank is not None:
+        return texts.OWN_RANK.format(rank=rank, count=count)
+    return texts.NO_OWN_RANK if count else ""

@@ -18,6 +18,11 @@ from portal.reads.utilisation.query import UtilisationScope
 class UtilisationQuery(UtilisationScope):
     """The filters of the utilisation page, with the addresses of the page for other filters."""
 
+    @property
+    def selects_work(self) -> bool:
+        """Return True if the filters select a part of the work, and not only hardware."""
+        return any(name in self.parameters for name in ("team", "project", "person", "type"))
+
     def address(self, **changes: str | None) -> str:
         """Return the address of the page with changed parameters. None removes a parameter."""
         return self._address(reverse("utilisation"), changes)

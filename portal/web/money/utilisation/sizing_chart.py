@@ -17,13 +17,14 @@ MAX_BARS = 12
 
 def sizing_chart(query: UtilisationQuery) -> UtilisationChart:
     """Return a chart with a bar for each advised work. A bar opens the report of its last run."""
-    found = query.sizings
+    is_money = query.unit == "money"
+    found = sorted(query.sizings, key=lambda each: -(each.saved or 0)) if is_money else query.sizings
     known = [each.saved_per_month for each in found]
     total = None if None in known else sum((each for each in known if each is not None), Decimal(0))
     return UtilisationChart(
         utilisation_texts.SIZING_TITLE,
         utilisation_texts.SIZING_HINT,
-        _figure(found[:MAX_BARS]),
+        _figure(found[:MAX_BARS], query.currency if is_money else ""),
         csv_columns_of("Work", *utilisation_texts.SIZING_COLUMNS),
         [_row(each) for each in found],
         finding=right_sizing_texts.sizing_finding(
@@ -36,19 +37,25 @@ def sizing_chart(query: UtilisationQuery) -> UtilisationChart:
     )
 
 
-def _figure(shown: list[SizingAdvice]) -> dict[str, Any]:
+def _figure(shown: list[SizingAdvice], currency: str) -> dict[str, Any]:
+    """Return bars of the saved GPU-hours, or of the saved money if a currency is given."""
+    saved = [each.saved if currency else each.sizing.saved_hours for each in shown]
+    title = (
+        utilisation_texts.SAVED_MONEY.format(currency=currency) if currency else utilisation_texts.SAVED_HOURS
+    )
+    hover = f"%{{x:,.2f}} {currency}" if currency else "%{x:,.0f} GPU-hours"
     return {
         "data": [
             {
                 "type": "bar",
                 "orientation": "h",
                 "y": [f"{each.sizing.name}, {each.person}" for each in shown],
-                "x": [round(each.sizing.saved_hours, 2) for each in shown],
-                "text": [grouped(each.sizing.saved_hours) for each in shown],
+                "x": [None if value is None else round(float(value), 2) for value in saved],
+                "text": [grouped(value) for value in saved],
                 "textposition": "auto",
                 "customdata": [each.url for each in shown],
                 "hovertext": [f"{each.headline}. {each.evidence}" for each in shown],
-                "hovertemplate": "%{hovertext} Saves %{x:,.0f} GPU-hours.<extra></extra>",
+                "hovertemplate": f"%{{hovertext}} Saves {hover}.<extra></extra>",
                 "meta": {"colour": "accent"},
             }
         ],
@@ -56,7 +63,7 @@ def _figure(shown: list[SizingAdvice]) -> dict[str, Any]:
             "showlegend": False,
             "hovermode": "closest",
             "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
-            "xaxis": {"title": {"text": "GPU-hours saved"}},
+            "xaxis": {"title": {"text": title}},
             "bargap": 0.3,
         },
     }

@@ -41,7 +41,8 @@ def use_over_time_chart(query: UtilisationQuery) -> UtilisationChart:
     starts = series[0].starts if series else []
     shown_times = [local_text(start, query) for start in starts]
     addresses = [query.address_of_step(start, step) for start in starts]
-    levels = _levels(query) if series else []
+    owned = _capacity(query, len(starts), step) if series else []
+    levels = _levels(query, owned) if series else []
     figure = {
         "data": [
             {
@@ -58,6 +59,7 @@ def use_over_time_chart(query: UtilisationQuery) -> UtilisationChart:
             }
             for line in series
         ]
+        + _capacity_line(shown_times, owned)
         + _held_before(query, shown_times, step)
         + _event_marks(query),
         "layout": {
@@ -65,7 +67,7 @@ def use_over_time_chart(query: UtilisationQuery) -> UtilisationChart:
             "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False},
             "xaxis": {"type": "date"},
             "hovermode": "x unified",
-            "shapes": [*_event_shapes(query), *(line for line, _ in levels)],
+            "shapes": [*_event_shapes(query), *(line for line, _ in levels if line)],
             "annotations": [*_band_labels(series, teams), *(label for _, label in levels)],
             "margin": {"l": 48, "r": 48, "t": 8, "b": 32},
             "meta": brushed(query, starts, query.address(start="FROM", end="UNTIL")),
@@ -205,30 +207,64 @@ def _held_before(query: UtilisationQuery, times: list[str], step: timedelta) -> 
     ]
 
 
-def _levels(query: UtilisationQuery) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return the lines of capacity and of guarantees, each with its label.
+def _capacity(query: UtilisationQuery, starts: int, step: timedelta) -> list[float]:
+    """Return the mean number of GPUs of each step.
 
     The GPUs of the pool are the capacity of everybody, so a choice of teams or work has no line.
     """
     filters = query.filters
     if filters.team or filters.project or filters.user or filters.type:
         return []
+    return query.saving.gpus_owned.per_step(step_edges(filters, step, query.period.zone)[: starts + 1])
+
+
+def _capacity_line(times: list[str], owned: list[float]) -> list[dict[str, Any]]:
+    if not any(owned):
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": utilisation_texts.CAPACITY_TRACE,
+            "x": times,
+            "y": [round(gpus, 3) for gpus in owned],
+            "line": {"shape": "hv", "width": 1.25},
+            "showlegend": False,
+            "meta": {"colour": "ink"},
+            "hovertemplate": "%{y:.1f} GPUs<extra>" + utilisation_texts.CAPACITY_TRACE + "</extra>",
+        }
+    ]
+
+
+def _levels(
+    query: UtilisationQuery, owned: list[float]
+) -> list[tuple[dict[str, Any] | None, dict[str, Any]]]:
+    """Return the line of guarantees, and the labels of both lines. The capacity has a trace of its own."""
+    if not owned:
+        return []
     guaranteed = sum(group.guarantee or 0.0 for group in query.use_by_team.groups)
-    found = []
-    for value, text, dash in (
-        (query.saving.owned, utilisation_texts.CAPACITY_LABEL, "solid"),
-        (guaranteed, utilisation_texts.GUARANTEED_LABEL, "dash"),
-    ):
-        if value:
-            line = {"xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
-            label = {"xref": "paper", "x": 0, "xanchor": "left", "y": value, "yanchor": "bottom"}
-            found.append(
-                (
-                    {"type": "line", "name": "ink", "line": {"width": 1.25, "dash": dash}, **line},
-                    {**label, "text": text.format(gpus=grouped(value)), "showarrow": False},
-                )
-            )
-    return found
+    line = {"xref": "paper", "x0": 0, "x1": 1, "y0": guaranteed, "y1": guaranteed}
+    dashed = {"type": "line", "name": "ink", "line": {"width": 1.25, "dash": "dash"}, **line}
+    at_start, at_end = {"x": 0, "xanchor": "left"}, {"x": 1, "xanchor": "right"}
+    levels = [
+        (None, owned[-1], utilisation_texts.CAPACITY_LABEL, at_end),
+        (dashed, guaranteed, utilisation_texts.GUARANTEED_LABEL, at_start),
+    ]
+    return [
+        (
+            shape,
+            {
+                "xref": "paper",
+                "y": value,
+                "yanchor": "bottom",
+                **place,
+                "text": text.format(gpus=grouped(value)),
+                "showarrow": False,
+            },
+        )
+        for shape, value, text, place in levels
+        if value
+    ]
 
 
 def local_text(at: datetime, query: UtilisationQuery) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
@@ -11,15 +12,15 @@ from django.utils import timezone
 
 from portal import policy
 from portal.reads.utilisation.answers import ANSWERS
+from portal.reads.utilisation.figures import KeyFigure, key_figures
 from portal.reads.utilisation.parameters import read_scope
 from portal.reads.utilisation.period import DEFAULT_PERIOD, LONG_PERIODS, PERIODS
 from portal.reads.utilisation.query import DIMENSIONS, RANKING_DIMENSIONS, UNITS, dimensions_of
 from portal.web.components.quantities import grouped, money, percent, short_duration
 from portal.web.money.utilisation import charts as utilisation_charts
-from portal.web.money.utilisation import waiting_charts
 from portal.web.money.utilisation.league import waste_league
 from portal.web.money.utilisation.query import UtilisationQuery
-from portal.web.money.utilisation.waterfall_table import waterfall_table
+from portal.web.money.utilisation.waterfall_table import change_delta, points_delta, waterfall_table
 from portal.web.page.access import InvalidAddress, address_checks, current_user, sign_in_required
 from portal.web.page.csv_export import csv_response
 from portal.web.page.organisation import current_currency, current_organisation
@@ -52,7 +53,7 @@ def utilisation(request: HttpRequest) -> HttpResponseBase:
         "league": waste_league(query),
         "units": _unit_choices(query),
         "comparison": _comparison_menu(query),
-        "figures": _figures(query, query.waterfall, query.saving, query.waits_by_size),
+        "figures": _figures(query),
         "period": query.period.text(now),
         "earlier": query.address(**query.period.moved(-1)),
         "later": query.address(**query.period.moved(1)) if query.period.end < now else "",
@@ -182,36 +183,52 @@ def _chosen_filters(query: UtilisationQuery) -> list[dict[str, str]]:
     ]
 
 
-def _figures(usage_query: UtilisationQuery, fall: Any, saving: Any, waits: Any) -> list[dict[str, Any]]:
-    by_key = {step.key: step for step in fall.steps}
-    neither = ("unhealthy", "maintenance", "unallocated", "dedicated_unused")
-    free = sum(by_key[key].share for key in neither if key in by_key)
-    unused = [by_key[key] for key in ("reserved_unused", "empty", "idle") if key in by_key]
-    half, most = waiting_charts.wait_of_most_frequent_size(waits)
+def _figures(query: UtilisationQuery) -> list[dict[str, Any]]:
+    """Return the key figures as readings, each with its change against the compared period."""
+    found = key_figures(query)
+    cost, most, per_month = (found[name].value for name in ("unused_cost", "wait_p95", "saved_per_month"))
     return [
-        {"label": "Productive", "value": percent(fall.productive_share, 1), "small": "of capacity"},
         {
-            "label": "Held or reserved",
-            "value": percent(1 - free if fall.gpu_hours else None, 1),
-            "small": "of capacity",
+            "label": utilisation_texts.PRODUCTIVE,
+            "value": percent(found["productive_share"].value, 1),
+            "small": utilisation_texts.OF_CAPACITY,
+            "delta": _points(found["productive_share"], "more"),
+        },
+        {
+            "label": utilisation_texts.HELD_OR_RESERVED,
+            "value": percent(found["held_share"].value, 1),
+            "small": utilisation_texts.OF_CAPACITY,
+            "delta": _points(found["held_share"], ""),
         },
         {
             "label": money_pages.IDLE_LABEL,
-            "value": f"{grouped(sum(step.gpu_hours for step in unused))} h",
-            "small": money(sum((step.cost for step in unused), start=fall.cost * 0), usage_query.currency)
-            if policy.sees_owner_cost(usage_query.viewer)
-            else "",
+            "value": f"{grouped(found['unused_hours'].value)} h",
+            "small": "" if cost is None else money(Decimal(cost), query.currency),
+            "delta": _points(found["unused_share"], "less"),
         },
         {
-            "label": "Typical wait",
-            "value": short_duration(half),
-            "small": f"1 in 20 longer than {short_duration(most)}" if most else "",
+            "label": utilisation_texts.TYPICAL_WAIT,
+            "value": short_duration(found["wait_p50"].value),
+            "small": utilisation_texts.LONG_WAIT.format(wait=short_duration(most)) if most else "",
+            "delta": _wait_delta(found["wait_p50"]),
         },
         {
-            "label": "Saved by pooling",
-            "value": f"{grouped(saving.gpus, 1)} GPUs",
+            "label": utilisation_texts.SAVED_BY_POOLING,
+            "value": f"{grouped(found['saved_gpus'].value, 1)} GPUs",
             "small": ""
-            if saving.per_month is None
-            else f"{money(saving.per_month, usage_query.currency)} a month",
+            if per_month is None
+            else utilisation_texts.A_MONTH.format(cost=money(Decimal(per_month), query.currency)),
         },
     ]
+
+
+def _points(figure: KeyFigure, better: str) -> dict[str, str] | None:
+    if figure.value is None or figure.before is None:
+        return None
+    return points_delta(float(figure.value), float(figure.before), better)
+
+
+def _wait_delta(figure: KeyFigure) -> dict[str, str] | None:
+    if figure.value is None or figure.before is None:
+        return None
+    return change_delta(float(figure.value) - float(figure.before), "less", short_duration, 1.0)

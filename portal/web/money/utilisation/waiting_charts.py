@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from portal.web.components.chart_labels import line_label
 from portal.web.components.quantities import grouped, money, short_duration
 from portal.web.money.chart import MEDIAN_WAIT_LABEL, P95_WAIT_LABEL, UtilisationChart, csv_columns_of
 from portal.web.money.utilisation.query import UtilisationQuery
@@ -14,6 +16,7 @@ from telemetry.reads.wait_times import WAIT_GROUPS, GroupWaitTimes
 # A log scale has no zero: shorter waits are drawn as one second.
 SHORTEST_SECONDS = 1.0
 MAX_RANGES = 12
+MIN_LABEL_DISTANCE = 0.7  # powers of ten
 TICKS = {1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 h", 259_200: "3 d"}
 
 
@@ -169,6 +172,8 @@ def waiting_time_chart(query: UtilisationQuery) -> UtilisationChart:
         ],
         "layout": {
             "hovermode": "closest",
+            "showlegend": False,
+            "annotations": _mark_labels(names, shown),
             "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
             "xaxis": {
                 "type": "log",
@@ -217,6 +222,25 @@ def waiting_time_chart(query: UtilisationQuery) -> UtilisationChart:
     )
 
 
+def _mark_labels(names: list[str], shown: list[GroupWaitTimes]) -> list[dict[str, Any]]:
+    """Return the meaning of the marks, above those of the first row. A log axis counts powers of ten."""
+    if not shown:
+        return []
+    marks = (
+        (utilisation_texts.WAIT_HALF_MARK, shown[0].p50),
+        (utilisation_texts.WAIT_MOST_MARK, shown[0].p90),
+    )
+    places = [math.log10(_drawn(value)) for _, value in marks]
+    # Marks that are close to each other have one label.
+    if places[1] - places[0] < MIN_LABEL_DISTANCE:
+        text = f"{marks[0][0]}, {marks[1][0]}"
+        return [line_label(places[1], 0, text, xanchor="left", yshift=10)]
+    return [
+        line_label(place, 0, text, xanchor="center", yshift=10)
+        for place, (text, _) in zip(places, marks, strict=True)
+    ]
+
+
 def _drawn(seconds: float | None) -> float:
     return round(max(SHORTEST_SECONDS, seconds or 0.0), 1)
 
@@ -235,12 +259,3 @@ def _address(query: UtilisationQuery, row: GroupWaitTimes) -> str:
         return query.address(model=row.key)
     slugs = {team.pk: team.slug for team in query.teams} if query.waits == "team" else {}
     return query.address(team=slugs[row.key]) if row.key in slugs else ""
-
-
-def wait_of_most_frequent_size(rows: list[GroupWaitTimes]) -> tuple[float | None, float | None]:
-    """Return (median, 95th percentile) of the wait in seconds, for the request size with the most starts.
-
-    Both are None if no workload started.
-    """
-    most = max(rows, key=lambda row: row.started, default=None)
-    return (most.p50, most.p95) if most and most.started else (None, None)

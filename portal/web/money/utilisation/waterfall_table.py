@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from django.urls import reverse
@@ -13,6 +14,7 @@ from portal.reads.fleet import utilisation as reads
 from portal.reads.utilisation.query import rankings_of
 from portal.web.components.quantities import amount, grouped, percent
 from portal.web.money.utilisation.query import UtilisationQuery
+from portal.web.money.utilisation.table_images import waterfall_image
 from portal.wording.pages.money import money_pages, utilisation_texts
 from portal.wording.utilisation import findings
 from telemetry.reads.utilisation.waste import WASTE_STEPS
@@ -74,26 +76,34 @@ def waterfall_table(query: UtilisationQuery) -> dict[str, Any]:
         "hours": grouped(fall.gpu_hours, 1),
         "cost": amount(fall.cost, query.currency) if with_cost else "",
         "currency": query.currency if with_cost else "",
+        "is_money": query.unit == "money",
         "compares": before is not None,
         "footer": utilisation_texts.WATERFALL_FOOTER.format(coverage=percent(fall.coverage, 1)),
         "csv": query.csv_address("waterfall"),
+        "image": waterfall_image(fall),
     }
 
 
 def delta(key: str, share: float, before: dict[str, float] | None) -> dict[str, str] | None:
-    """Return the change of a share in points, with its direction and whether it is good; None if unknown."""
+    """Return the change of the share of a step; None if the share before is unknown."""
     if before is None:
         return None
-    points = (share - before.get(key, 0.0)) * 100
-    if abs(points) < 0.05:
-        return {"direction": "same", "tone": "", "text": "0.0 pts"}
-    grew = points > 0
-    tone = ""
-    if key == "productive":
-        tone = "good" if grew else "worse"
-    elif key in WORSE_IF_MORE:
-        tone = "worse" if grew else "good"
-    return {"direction": "up" if grew else "down", "tone": tone, "text": f"{abs(points):.1f} pts"}
+    better = "more" if key == "productive" else "less" if key in WORSE_IF_MORE else ""
+    return points_delta(share, before.get(key, 0.0), better)
+
+
+def points_delta(share: float, before: float, better: str) -> dict[str, str]:
+    """Return the change of a share in points. ``better`` is "more" or "less", or "" if nobody can say."""
+    return change_delta((share - before) * 100, better, lambda points: f"{points:.1f} pts", 0.05)
+
+
+def change_delta(change: float, better: str, text: Callable[[float], str], smallest: float) -> dict[str, str]:
+    """Return a change with its direction, whether it is good, and the text of its size."""
+    if abs(change) < smallest:
+        return {"direction": "same", "tone": "", "text": text(0.0)}
+    direction = "up" if change > 0 else "down"
+    tone = "" if not better else "good" if (change > 0) == (better == "more") else "worse"
+    return {"direction": direction, "tone": tone, "text": text(abs(change))}
 
 
 def _who(query: UtilisationQuery) -> dict[str, list[dict[str, str]]]:

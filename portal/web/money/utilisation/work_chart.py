@@ -1,4 +1,4 @@
-"""Build the chart that compares how busy a workload's GPUs are with how much they compute."""
+"""Build the chart that compares the utilisation of a workload's GPUs with their SM activity."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ def busy_against_sm_chart(query: UtilisationQuery) -> UtilisationChart:
     data = []
     for team, some in sorted(by_team.items(), key=lambda item: item[0].name if item[0] else "~"):
         titles = [names[row.work].name if row.work in names else utilisation_texts.UNNAMED for row in some]
+        # The largest point without a name has the tag of its team.
+        without = [row for row in some if row.work not in labelled or row.work not in names]
+        largest = max(without, key=lambda row: row.held_hours, default=None)
+        tag = team.tag if team else ""
         data.append(
             {
                 "type": "scatter",
@@ -41,7 +45,7 @@ def busy_against_sm_chart(query: UtilisationQuery) -> UtilisationChart:
                 "x": [round((row.busy or 0.0) * 100, 1) for row in some],
                 "y": [round((row.sm_active or 0.0) * 100, 1) for row in some],
                 "text": [
-                    title if row.work in labelled and row.work in names else ""
+                    title if row.work in labelled and row.work in names else tag if row is largest else ""
                     for row, title in zip(some, titles, strict=True)
                 ],
                 "textposition": "top center",
@@ -50,7 +54,7 @@ def busy_against_sm_chart(query: UtilisationQuery) -> UtilisationChart:
                 "hovertext": [
                     utilisation_texts.BUSY_HOVER.format(
                         name=title,
-                        busy=percent(row.busy),
+                        utilisation=percent(row.busy),
                         sm=percent(row.sm_active),
                         hours=grouped(row.held_hours, 1),
                     )
@@ -71,7 +75,8 @@ def busy_against_sm_chart(query: UtilisationQuery) -> UtilisationChart:
         "data": data,
         "layout": {
             "hovermode": "closest",
-            "xaxis": {"title": {"text": "GPU busy, %"}, "range": [0, 104]},
+            "showlegend": False,
+            "xaxis": {"title": {"text": "utilisation, %"}, "range": [0, 104]},
             "yaxis": {"title": {"text": "SM active, %"}, "range": [0, 104]},
         },
     }
@@ -90,9 +95,7 @@ def busy_against_sm_chart(query: UtilisationQuery) -> UtilisationChart:
         utilisation_texts.BUSY_TITLE,
         utilisation_texts.BUSY_HINT_LONG if query.filters.is_long else utilisation_texts.BUSY_HINT,
         figure,
-        csv_columns_of(
-            "Project" if query.filters.is_long else "Workload", "Busy", "SM active", "Held h", "Wasted h"
-        ),
+        csv_columns_of("Project" if query.filters.is_long else "Workload", *utilisation_texts.BUSY_COLUMNS),
         table,
         height=360,
         finding=findings.busy_finding(shown, {work: name.name for work, name in names.items()}),

@@ -35,6 +35,7 @@ CURRENCY_CHANGED = "From {month:%B %Y} on, charges are in {currency}. Earlier mo
 CHART_UNKNOWN = "chart is {given!a}; allowed: {allowed}."
 DIMENSION_UNKNOWN = "by is {given!a}; allowed: {allowed}."
 PERIOD_UNKNOWN = "period is {given!a}; allowed: {allowed}, or start and end."
+PERIOD_WITH_TIMES = "period is {given}; allowed: nothing, because start and end are given."
 NOT_A_UTC_TIME = (
     "{field} is {given}; allowed: a date or a time in UTC without a zone, such as 2026-03-01 or "
     "2026-03-01T09:00, from 2000 to 2200. start and end belong together."

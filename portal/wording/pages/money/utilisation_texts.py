@@ -10,15 +10,31 @@ PERIODS = (
     ("month", "This month"),
     ("last", "Last month"),
 )
+PRODUCTIVE = "Productive"
+HELD_OR_RESERVED = "Held or reserved"
+OF_CAPACITY = "of capacity"
+TYPICAL_WAIT = "Typical wait"
+LONG_WAIT = "1 in 20 longer than {wait}"
+SAVED_BY_POOLING = "Saved by pooling"
+A_MONTH = "{cost} a month"
 PERIOD_IN_ZONE = "{window}, {zone}"
 HELD_HINT = "mean GPUs held by team in each step of {hours:g} h, times in {zone}"
 USE_BY_HINT = (
-    "mean GPUs over the period; bars: busy, and held but not busy; Charged: sum of the charge lines, which "
-    "may differ from a statement by a cent"
+    "mean GPUs over the period; bars: held GPUs times their utilisation, and the rest of the held GPUs; "
+    "Charged: sum of the charge lines, which may differ from a statement by a cent"
 )
-NOW_HINT = "busy share at the last reading"
-NOW_SIMULATED_HINT = "busy share at the last reading, simulated hosts"
-RHYTHM_HINT = "mean busy share of held GPUs by weekday and hour, times in {zone}"
+USE_BY_MONEY_HINT = "charged amounts of the period"
+CHARGED_TRACE = "charged"
+MEAN_GPUS = "mean GPUs"
+NO_NAME = "none"
+USE_BY_TRACES = {"used": "used", "unused": "held, not used", "unknown": "held, not measured"}
+USE_BY_COLUMNS_ALONE = (
+    *("Mean GPUs", "Guarantee", "Borrowed", "Utilisation", "GPU-hours", "Coverage", "Charged"),
+)
+USE_BY_COLUMNS = ("Mean GPUs", "Against before", *USE_BY_COLUMNS_ALONE[1:])
+NOW_HINT = "utilisation at the last reading"
+NOW_SIMULATED_HINT = "utilisation at the last reading, simulated hosts"
+RHYTHM_HINT = "mean utilisation of held GPUs by weekday and hour, times in {zone}"
 SAVING_HINT = (
     "GPUs that suffice for 19 of 20 hours: each team alone, and all together; the mark is what there is"
 )
@@ -64,29 +80,33 @@ WASTE_LABELS = {
 OTHERS = "{count} others, without names"
 MORE = "{count} more"
 WASTED = "Wasted"
-OWN_RANK = "You are number {rank} of {count}."
+OWN_RANK = "Among people, you are number {rank} of {count}."
 NO_OWN_RANK = "Nothing of yours was wasted."
 NO_WASTE = "Nothing was held and wasted in this period."
 WASTE_FOOTER = (
-    "Busy and SM: means of the held time with samples. Trend: held and unused hours in equal parts of the "
-    "period, for periods up to 31 days. People see their own rows; leads see the names of their teams."
+    "Utilisation and SM: means of the time in which they are known. Trend: empty, idle and inefficient hours "
+    "in equal parts of the period, for periods up to 31 days. People see their own rows; leads see the names "
+    "of their teams."
 )
 WATERFALL_FOOTER = "Each second of each GPU is in one row; the rows sum to the capacity. Coverage {coverage}."
 MAIL_SUBJECT = "{name} held GPUs that it did not use"
 RANKING_PLURALS = {"person": "people", "project": "projects", "workload": "workloads"}
-TREND_LABEL = "held and unused hours over the period"
-BUSY_TITLE = "Busy is not the same as at work"
+TREND_LABEL = "empty, idle and inefficient hours over the period"
+BUSY_TITLE = "High utilisation is not the same as work"
 BUSY_HINT = "one point for each of the 60 workloads that held most; area: held GPU-hours, shape: team"
 BUSY_HINT_LONG = "one point for each of the 60 projects that held most; area: held GPU-hours, shape: team"
-BUSY_HOVER = "{name}: {busy} busy, {sm} SM active, {hours} GPU-hours held"
+BUSY_HOVER = "{name}: utilisation {utilisation}, SM active {sm}, {hours} GPU-hours held"
+BUSY_COLUMNS = ("Utilisation", "SM active", "Held h", "Wasted h")
 OPENS_WORK = "A click opens the workload."
 UNNAMED = "without a name"
 CAPACITY_LABEL = "capacity {gpus}"
+CAPACITY_TRACE = "capacity"
 GUARANTEED_LABEL = "guaranteed {gpus}"
 BEFORE_TRACE = "before"
 DEMAND_TITLE = "When GPUs are wanted"
 DEMAND_HINT = (
-    "mean GPUs held and waited for by weekday and hour; ○ is above the present {gpus} GPUs; times in {zone}"
+    "mean GPUs held and waited for by weekday and hour; ○ is above the {gpus} GPUs that there were at most; "
+    "times in {zone}"
 )
 OPENS_HOUR_OF_DEMAND = "A click opens the hour of that weekday and time with the highest demand."
 EVENTS_TRACE = "events"
@@ -103,6 +123,7 @@ WAIT_GROUP_LABELS = {"size": "Size", "model": "Model", "team": "Team"}
 WAIT_RANGE_TRACE = "8 of 10 wait between"
 WAIT_HALF_TRACE = "half wait at most"
 WAIT_MOST_TRACE = "9 of 10 wait at most"
+WAIT_HALF_MARK, WAIT_MOST_MARK = "half", "9 of 10"
 WAIT_HOVER = "{name}: half wait at most {p50}, 8 of 10 between {p10} and {p90}; {started} started"
 WAITS_RANGE_HINT = (
     "from submission to the first GPU, by {by}; bar: from 1 in 10 to 9 in 10, circle: half; log scale, "
@@ -118,6 +139,8 @@ SIZING_TITLE = "What to ask for next time"
 SIZING_HINT = (
     "GPU-hours that smaller requests would have saved, from the reports of your and your teams' ended runs"
 )
+SAVED_HOURS = "GPU-hours saved"
+SAVED_MONEY = "{currency} saved"
 SIZING_COLUMNS = ("Person", "Held h", "Saved h", "Saved", "Saved a month")
 SIZING_EMPTY = "No ended run of this period could have asked for less, or none has a report."
 OPENS_REPORT = "A click opens the report of the last run."
