@@ -21,10 +21,8 @@ from portal.notices import delivery
 from portal.reads.money.cost_totals import prices, workload_costs
 from portal.reads.work.run_reports import ReportGap, RunReportDetails, run_report
 from portal.web.work import use_charts
-from portal.wording.chargeback.charge_scope_texts import HIDDEN_COSTS
-
-
 from portal.wording import notice_texts, run_report_texts
+from portal.wording.chargeback.charge_scope_texts import HIDDEN_COSTS
 from portal.wording.pages import run_report_pages
 from scheduler.models import Run, Workload
 from telemetry.core.run_report import SERIES

@@ -18,7 +18,8 @@ from portal.web.page.access import InvalidAddress, address_checks, sign_in_requi
 from portal.web.page.csv_export import csv_response
 from portal.wording.pages.money import drill_texts, money_pages
 from scheduler.models import Workload
-from telemetry.exports.sample_files import CSV_TYPE, SampleScope, sample_csv
+from telemetry.exports.sample_files import SampleScope, sample_file
+from telemetry.exports.table_files import TABLE_FILES
 
 # The file of every stored sample of a run on one GPU, and the answers whose rows a level draws.
 SAMPLE_FILE = "samples"
@@ -73,7 +74,7 @@ def _sample_file(query: UtilisationQuery, levels: dict[str, str]) -> StreamedFil
     run = drill.held_run(query, drill.chosen_gpu(query, host, levels["gpu"]), levels["run"])
     work = Workload.objects.filter(pk=run.workload.pk)
     scope = SampleScope([host.pk], run.start, run.end, workloads=work, units=run.units)
-    return StreamedFile(f"{SAMPLE_FILE}.csv", CSV_TYPE, sample_csv(scope))
+    return StreamedFile(f"{SAMPLE_FILE}.csv", TABLE_FILES["csv"][0], sample_file("csv", scope))
 
 
 def _files(query: UtilisationQuery, levels: dict[str, str]) -> tuple[str, list[dict[str, str]]]:
