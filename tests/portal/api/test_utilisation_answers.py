@@ -295,8 +295,8 @@ def test_the_file_of_a_run_has_each_stored_sample_of_its_gpu_only(used: World) -
     run = run_of(used, used.vision)
     page = level_page(used.operator, host="alpha", gpu="0", run=run)
     [file] = page.context["files"]
-    head, *rows = lines_of(used.operator, file["url"])
-    assert len(rows) == 20
+    head, *rows, last = lines_of(used.operator, file["url"])
+    assert len(rows) == 20 and last.startswith("# rows: 20 sha256: ")
     columns = head.split(",")
     cells = dict(zip(columns, rows[0].split(","), strict=True))
     assert (cells["host"], cells["gpu"], cells["workload"], cells["power_w"]) == ("alpha", "0", run, "300")

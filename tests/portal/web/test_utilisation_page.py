@@ -397,7 +397,7 @@ def test_money_is_a_unit_only_for_people_who_see_the_cost_of_gpus(wasted: World)
     (bar,) = charts["use-by"].figure["data"]
     assert dict(zip(bar["y"], bar["x"], strict=True)) == {"Vision": 13.6, "Language": 2.4, "Robotics": 0.0}
     assert charts["use-by"].figure["layout"]["xaxis"]["title"]["text"] == "EUR"
-    assert charts["right-size"].figure["layout"]["xaxis"]["title"]["text"] == "EUR saved"
+    assert charts["right-sizing"].figure["layout"]["xaxis"]["title"]["text"] == "EUR saved"
     answer = page_of(wasted.people["member"], unit="money")
     assert answer.status_code == 404
     assert "allowed: hours, because you do not see the cost of GPUs" in answer.content.decode()
