@@ -129,9 +129,7 @@ def _write_changed(resolution: int, bucket: datetime, hosts: Sequence[int], now:
     is_kept[stored] = loses_coverage(before, source[stored])
     usage = usage.select(~is_kept[usage.unit])
     removed = stored[~is_kept[stored] & ~np.isin(stored, usage.unit)]
-    write_open_rows(
-        usage_rows(resolution, [bucket], units, usage, [(unit, 0) for unit in removed.tolist()])
-    )
+    write_open_rows(usage_rows(resolution, [bucket], units, usage, [(unit, 0) for unit in removed.tolist()]))
     return RollupResult(rows=len(usage), kept=int(is_kept.sum()))
 
 

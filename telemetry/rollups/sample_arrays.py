@@ -9,44 +9,29 @@ import numpy as np
 from django.db import connection
 
 from telemetry.core.rollup import SAMPLE_REACH_SECONDS
-from telemetry.core.rollup_arrays import UNKNOWN, HoldArrays, Ints, ReadingArrays
-from telemetry.rollups.binary_columns import read_columns
+from telemetry.core.rollup_arrays import HoldArrays, Ints, ReadingArrays
+from telemetry.samples.stored import load_samples
 from telemetry.sql_values import array_text
 
-# column: (its expression, the type of an element)
-_COLUMNS = {
-    "unit": ("unit_id", ">i8"),
-    "ts": ("ts", ">i8"),
-    "utilisation": ("coalesce(utilisation, 'NaN')", ">f8"),
-    "sm_active": ("coalesce(sm_active, 'NaN')", ">f8"),
-    "tensor_active": ("coalesce(tensor_active, 'NaN')", ">f8"),
-    "memory_used_mib": (f"coalesce(memory_used_mib, {UNKNOWN})", ">i4"),
-    "energy_mj": (f"coalesce(energy_mj, {UNKNOWN})", ">i8"),
-    "processes": (f"coalesce(processes, {UNKNOWN})", ">i4"),
-}
-_SAMPLES_SQL = f"""
-SELECT {", ".join(f"array_agg({expression})" for expression, _ in _COLUMNS.values())}
-FROM telemetry_sample WHERE unit_id = ANY(%s::bigint[]) AND ts >= %s AND ts < %s
-"""
+_PERCENTAGES = ("utilisation", "sm_active", "tensor_active")
+_COUNTS = ("memory_used_mib", "energy_mj", "processes")
+# A stored percentage differs from its reading by less than this: single precision has seven digits.
+PERCENT_DECIMALS = 4
 _HOLDS_SQL = """
 SELECT unit_id, id, (extract(epoch FROM lower(period)) * 1000000)::bigint,
     coalesce((extract(epoch FROM upper(period)) * 1000000)::bigint, 9223372036854775807)
 FROM scheduler_allocation WHERE unit_id = ANY(%s::bigint[]) AND period && tstzrange(%s, %s)
 ORDER BY unit_id, lower(period)
 """
-_POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 in microseconds since 1970
 
 
 def load_readings(start: datetime, end: datetime, units: Ints) -> ReadingArrays:
     """Return the samples that cover part of ``[start, end)``. ``units`` are sorted ids."""
     reach = timedelta(seconds=SAMPLE_REACH_SECONDS)
-    values = [array_text(units.tolist()), start - reach, end + reach]
-    found = read_columns(_SAMPLES_SQL, values, [kind for _, kind in _COLUMNS.values()])
-    columns = dict(zip(_COLUMNS, found, strict=True))
-    columns["unit"] = np.searchsorted(units, columns["unit"])
-    columns["ts"] = columns["ts"] + _POSTGRES_EPOCH_MICROS
-    order = np.lexsort((columns["ts"], columns["unit"]))
-    return ReadingArrays(**{name: values[order] for name, values in columns.items()})
+    columns = load_samples((*_PERCENTAGES, *_COUNTS), units, start - reach, end + reach)
+    for name in _PERCENTAGES:
+        columns[name] = np.round(columns[name], PERCENT_DECIMALS)
+    return ReadingArrays(**columns)
 
 
 def load_holds(start: datetime, end: datetime, units: Ints) -> HoldArrays:

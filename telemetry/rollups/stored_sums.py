@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from django.db import connection
 
+from telemetry.binary_columns import read_columns
 from telemetry.core.rollup import MAX_FIELDS
 from telemetry.core.rollup_arrays import UNKNOWN, Bools, Ints, UsageArrays
 from telemetry.models import Rollup
 from telemetry.models.rollups import CONTAINER_SECONDS
-from telemetry.rollups.binary_columns import read_columns
 from telemetry.rollups.due_marks import bucket_start
 from telemetry.rollups.storage import ROLLUP_MEASURES
 from telemetry.sql_values import array_text

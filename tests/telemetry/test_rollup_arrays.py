@@ -129,25 +129,20 @@ def any_parts(draw: st.DrawFn) -> tuple[dict[int | None, UsageSums], list[UnitHo
 
 def merged_as_arrays(units: list[tuple[dict[int | None, UsageSums], list[UnitHold]]]) -> UsageArrays:
     rows = sorted(
-        (place, owner or 0, stored(use)) for place, (parts, _) in enumerate(units) for owner, use in parts.items()
+        (place, owner or 0, stored(use))
+        for place, (parts, _) in enumerate(units)
+        for owner, use in parts.items()
     )
-    columns = {name: [values[at] for *_, values in rows] for at, name in enumerate(ROLLUP_MEASURES)}
-    return merge_arrays(
-        UsageArrays(
-            np.array([place for place, *_ in rows], np.int64),
-            np.zeros(len(rows), np.int64),
-            np.array([owner for _, owner, _ in rows], np.int64),
-            {name: np.array([value or 0 for value in values], np.int64) for name, values in columns.items()},
-            {
-                name: np.array([value is not None for value in values], bool)
-                for name, values in columns.items()
-                if name not in ("held_seconds", "covered_seconds", "samples")
-            },
-        ),
-        hold_arrays([held for _, held in units]),
-        START * 1_000_000,
-        END * 1_000_000,
-    )
+    unit, owner = np.array([row[:2] for row in rows], np.int64).reshape(-1, 2).T
+    table = np.array([values for *_, values in rows], object).reshape(-1, len(ROLLUP_MEASURES)).T
+    is_known = np.not_equal(table, None)
+    sums = dict(zip(ROLLUP_MEASURES, np.where(is_known, table, 0).astype(np.int64), strict=True))
+    known = dict(zip(ROLLUP_MEASURES, is_known.astype(bool), strict=True))
+    for name in ("held_seconds", "covered_seconds", "samples"):
+        del known[name]
+    held = hold_arrays([held for _, held in units])
+    parts = UsageArrays(unit, np.zeros(len(rows), np.int64), owner, sums, known)
+    return merge_arrays(parts, held, START * 1_000_000, END * 1_000_000)
 
 
 @settings(max_examples=150)
