@@ -23,8 +23,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 SERVICES = ("postgres", "valkey")
 SEED = 42
 FAULT_MINUTES = 30
-STEPS = ("path", "live", "rebuild", "sql", "dashboards", "metrics", "fields", "planted", "forecast")
-SAMPLE_STEPS = frozenset({"path", "live", "rebuild", "sql"})
+STEPS = ("path", "live", "packed", "rebuild", "sql", "dashboards", "metrics", "fields", "planted", "forecast")
+SAMPLE_STEPS = frozenset({"path", "live", "packed", "rebuild", "sql"})
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def measure(
 ) -> dict[str, Any]:
     """Measure the steps. ``roll_up`` rolls up the samples of a number of minutes."""
     from benchmarks import telemetry_forecast, telemetry_planted
-    from benchmarks.telemetry_month import other_sums, page_times, year_rows
+    from benchmarks.telemetry_month import page_times, year_rows
     from telemetry.dcgm.fields import READ_FIELDS
 
     figures: dict[str, Any] = {}
@@ -65,21 +65,7 @@ def measure(
         print(f"{name}: {time.perf_counter() - began:.1f} s {found}", flush=True)
 
     if SAMPLE_STEPS & set(steps):
-        fleet = sample_path.make_fleet(gpus)
-        if {"path", "rebuild"} & set(steps):
-            step("ingest", lambda: sample_path.ingest_hours(fleet, hours * 60))
-            step("rollups", lambda: roll_up(fleet.minutes))
-        if "path" in steps:
-            step("stored", sample_path.stored_rollups)
-        if "live" in steps:
-            step("live", lambda: sample_path.live_minutes(fleet, live))
-        if "path" in steps:
-            step("faults", lambda: sample_path.inject_faults(fleet, FAULT_MINUTES, random.Random(SEED)))
-            fleet.minutes += FAULT_MINUTES
-        if "rebuild" in steps:
-            step("rebuild", lambda: sample_path.rebuild_differences(1))
-        if "sql" in steps:
-            step("sql", lambda: other_sums.sql_differences(fleet, random.Random(SEED)))
+        _measure_samples(sample_path.make_fleet(gpus), hours, live, set(steps), roll_up, step)
     if "dashboards" in steps:
         step("year", lambda: year_rows.write_year(gpus, sample_path.START, random.Random(SEED)))
         step("pages", lambda: page_times.time_dashboards(sample_path.START))
@@ -92,6 +78,34 @@ def measure(
     if "forecast" in steps:
         step("forecast", telemetry_forecast.measure)
     return figures
+
+
+def _measure_samples(
+    fleet: sample_path.SampleFleet,
+    hours: int,
+    live: int,
+    steps: Collection[str],
+    roll_up: sample_path.RollUp,
+    step: Callable[[str, Callable[[], dict[str, Any]]], None],
+) -> None:
+    from benchmarks.telemetry_month import other_sums, packed_day
+
+    if {"path", "rebuild"} & set(steps):
+        step("ingest", lambda: sample_path.ingest_hours(fleet, hours * 60))
+        step("rollups", lambda: roll_up(fleet.minutes))
+    if "path" in steps:
+        step("stored", sample_path.stored_rollups)
+    if "live" in steps:
+        step("live", lambda: sample_path.live_minutes(fleet, live))
+    if "path" in steps:
+        step("faults", lambda: sample_path.inject_faults(fleet, FAULT_MINUTES, random.Random(SEED)))
+        fleet.minutes += FAULT_MINUTES
+    if "packed" in steps:
+        step("packed", lambda: packed_day.pack_day(fleet, random.Random(SEED)))
+    if "rebuild" in steps:
+        step("rebuild", lambda: sample_path.rebuild_differences(1))
+    if "sql" in steps:
+        step("sql", lambda: other_sums.sql_differences(fleet, random.Random(SEED)))
 
 
 def _between(low: int, high: int) -> Callable[[str], int]:

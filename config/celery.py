@@ -107,6 +107,7 @@ app.conf.update(
         "budgets": {"task": "telemetry.tasks.budgets", **_periodic(60.0, "telemetry")},
         "rehearse close": {"task": "telemetry.tasks.rehearse_close", **_periodic(600.0, "telemetry")},
         "capacity studies": {"task": "telemetry.tasks.study_capacity", **_periodic(5.0, "default")},
+        "pack samples": {"task": "telemetry.tasks.pack_samples", **_periodic(60.0, "telemetry")},
         "partitions": {"task": "telemetry.tasks.partitions", **_periodic(600.0, "telemetry")},
         "notices": {"task": "portal.tasks.notices", **_periodic(5.0, "notices")},
         "idle cull": {"task": "portal.tasks.idle_cull", **_periodic(10.0, "default")},

@@ -261,8 +261,11 @@ def _write_samples(held: Sequence[_SimulatedHold], start: datetime, end: datetim
     units = dict(Unit.objects.values_list("pk", "gpu__host_id"))
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
-            "SELECT 1 FROM telemetry_sample WHERE ts >= %s AND ts < %s AND allocation_id = ANY(%s) LIMIT 1",
-            [start, end, [hold.id for hold in held]],
+            "SELECT 1 FROM telemetry_sample WHERE ts >= %(start)s AND ts < %(end)s"
+            " AND allocation_id = ANY(%(allocations)s)"
+            " UNION ALL"
+            " SELECT 1 FROM telemetry_packedsamples WHERE hour >= %(start)s AND hour < %(end)s LIMIT 1",
+            {"start": start, "end": end, "allocations": [hold.id for hold in held]},
         )
         if cursor.fetchone() is not None:
             return

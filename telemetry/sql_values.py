@@ -38,6 +38,11 @@ class Microseconds(Func):
     output_field = BigIntegerField()
 
 
+def micros_of(moment: datetime) -> int:
+    """Return a time in microseconds since the epoch."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
 def time_of(microseconds: int) -> datetime:
     """Return the time, in UTC, of microseconds since the epoch."""
     return _EPOCH + timedelta(microseconds=microseconds)

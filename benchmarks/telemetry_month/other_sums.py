@@ -22,6 +22,7 @@ WITH reading AS (
     SELECT unit_id, ts, utilisation, coalesce(utilisation, sm_active) AS activity, processes,
         greatest(lag(ts) OVER (PARTITION BY unit_id ORDER BY ts), ts - interval '30 seconds') AS since
     FROM telemetry_sample WHERE unit_id = ANY(%(units)s) AND ts >= %(start)s AND ts < %(end)s
+        AND date_bin('5 minutes', ts, 'epoch') BETWEEN %(start)s AND %(end)s
 ), piece AS (
     SELECT reading.*, held.id AS allocation, minute,
         extract(epoch FROM least(ts, minute + interval '1 minute', upper(held.period))

@@ -98,13 +98,16 @@ def inject_faults(fleet: SampleFleet, minutes: int, rng: random.Random) -> dict[
 def _count(start: datetime, end: datetime, hosts: Sequence[int]) -> tuple[int, int]:
     from django.db import connection
 
+    from telemetry.models import sample_bins
+
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*), count(DISTINCT (sample.unit_id, sample.ts)) FROM telemetry_sample AS sample"
             " JOIN scheduler_unit AS unit ON unit.id = sample.unit_id"
             " JOIN scheduler_gpu AS gpu ON gpu.id = unit.gpu_id"
-            " WHERE sample.ts >= %s AND sample.ts < %s AND gpu.host_id = ANY(%s)",
-            [start, end, list(hosts)],
+            " WHERE sample.ts >= %(start)s AND sample.ts < %(end)s AND gpu.host_id = ANY(%(hosts)s)"
+            f" AND {sample_bins('sample.ts', '%(start)s', '%(end)s')}",
+            {"start": start, "end": end, "hosts": list(hosts)},
         )
         rows, distinct = cursor.fetchone()
     return rows, distinct

@@ -14,7 +14,7 @@ from scheduler.models import Gpu
 from telemetry.alerts.alert_values import AlertEvaluation, KindValues, SubjectValue
 from telemetry.core.alerts.judgement import AlertValue
 from telemetry.core.alerts.kinds import AlertKind
-from telemetry.models import HealthEvent, SlowReading
+from telemetry.models import HealthEvent, SlowReading, sample_bins
 from telemetry.sql_values import array_text, time_array_text
 
 CURRENT = timedelta(seconds=90)  # longest age of a present reading
@@ -29,17 +29,19 @@ ERROR_READINGS = (
     "remapped_rows_uncorrected",
     "retired_pages_uncorrected",
 )
-_CANDIDATES_SQL = """
+_CANDIDATES_SQL = f"""
 SELECT DISTINCT gpu.id
 FROM scheduler_unit AS unit
 JOIN scheduler_gpu AS gpu ON gpu.id = unit.gpu_id
 JOIN LATERAL (
     SELECT temperature_c, throttle_reasons FROM telemetry_sample AS x
-    WHERE x.unit_id = unit.id AND x.ts > %s AND x.ts <= %s ORDER BY x.ts DESC LIMIT 1) AS last ON true
+    WHERE x.unit_id = unit.id AND x.ts > %(first)s AND x.ts <= %(now)s
+        AND {sample_bins("x.ts", "%(first)s", "%(now)s")}
+    ORDER BY x.ts DESC LIMIT 1) AS last ON true
 WHERE unit.retired_at IS NULL AND gpu.retired_at IS NULL
-    AND (last.temperature_c >= %s OR last.throttle_reasons & %s <> 0)
+    AND (last.temperature_c >= %(hot)s OR last.throttle_reasons & %(throttled)s <> 0)
 """
-_WINDOWS_SQL = """
+_WINDOWS_SQL = f"""
 SELECT wanted.gpu_id,
     min(x.temperature_c) FILTER (WHERE x.ts >= hot_begin),
     count(DISTINCT x.minute) FILTER (WHERE x.ts >= hot_begin AND x.temperature_c IS NOT NULL),
@@ -49,13 +51,15 @@ SELECT wanted.gpu_id,
     count(DISTINCT x.minute) FILTER (WHERE x.ts >= slow_begin AND x.throttled IS NOT NULL),
     avg(x.throttled) FILTER (WHERE x.ts >= slow_end),
     count(DISTINCT x.minute) FILTER (WHERE x.ts >= slow_end AND x.throttled IS NOT NULL)
-FROM unnest(%s::bigint[], %s::timestamptz[], %s::timestamptz[], %s::timestamptz[], %s::timestamptz[])
+FROM unnest(%(gpus)s::bigint[], %(hot_begin)s::timestamptz[], %(hot_end)s::timestamptz[],
+        %(slow_begin)s::timestamptz[], %(slow_end)s::timestamptz[])
     AS wanted (gpu_id, hot_begin, hot_end, slow_begin, slow_end)
 JOIN scheduler_unit AS unit ON unit.gpu_id = wanted.gpu_id AND unit.retired_at IS NULL
 CROSS JOIN LATERAL (
     SELECT ts, temperature_c, date_trunc('minute', ts) AS minute,
-        100.0 * (throttle_reasons & %s <> 0)::int AS throttled
-    FROM telemetry_sample WHERE unit_id = unit.id AND ts >= %s AND ts <= %s) AS x
+        100.0 * (throttle_reasons & %(throttled)s <> 0)::int AS throttled
+    FROM telemetry_sample WHERE unit_id = unit.id AND ts >= %(first)s AND ts <= %(now)s
+        AND {sample_bins("ts", "%(first)s", "%(now)s")}) AS x
 GROUP BY 1
 """
 # The unique index of the readings finds the rows of each pair of GPU and reading.
@@ -107,12 +111,12 @@ def _candidates(evaluation: AlertEvaluation) -> set[int]:
     with connection.cursor() as cursor:
         cursor.execute(
             _CANDIDATES_SQL,
-            [
-                evaluation.now - CURRENT,
-                evaluation.now,
-                evaluation.rules.lowest_begin(AlertKind.HOT),
-                THROTTLE_BITS,
-            ],
+            {
+                "first": evaluation.now - CURRENT,
+                "now": evaluation.now,
+                "hot": evaluation.rules.lowest_begin(AlertKind.HOT),
+                "throttled": THROTTLE_BITS,
+            },
         )
         return {gpu for (gpu,) in cursor.fetchall()}
 
@@ -138,10 +142,19 @@ def _windows(
         )
         for gpu, place in places.items()
     }
-    first = min(start for of_gpu in starts.values() for start in of_gpu)
-    columns = [time_array_text(of_gpu[number] for of_gpu in starts.values()) for number in range(4)]
+    columns = {
+        name: time_array_text(of_gpu[number] for of_gpu in starts.values())
+        for number, name in enumerate(("hot_begin", "hot_end", "slow_begin", "slow_end"))
+    }
+    parameters: dict[str, Any] = {
+        "gpus": array_text(starts),
+        **columns,
+        "throttled": THROTTLE_BITS,
+        "first": min(start for of_gpu in starts.values() for start in of_gpu),
+        "now": now,
+    }
     with connection.cursor() as cursor:
-        cursor.execute(_WINDOWS_SQL, [array_text(starts), *columns, THROTTLE_BITS, first, now])
+        cursor.execute(_WINDOWS_SQL, parameters)
         rows = {row[0]: row[1:] for row in cursor.fetchall()}
     found = {}
     for gpu, of_gpu in starts.items():

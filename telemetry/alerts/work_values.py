@@ -29,7 +29,7 @@ from telemetry.core.alerts.unit_use import (
     unused_percent,
 )
 from telemetry.core.rollup import BUSY_PERCENT
-from telemetry.models import Rollup
+from telemetry.models import Rollup, sample_bins
 from telemetry.rollups.storage import rollup_condition
 from telemetry.sql_values import array_text, time_array_text
 
@@ -65,20 +65,21 @@ JOIN unnest(%s::bigint[]{", %s::timestamptz[]" * len(_WINDOWS)}) AS wanted (allo
     ON wanted.allocation_id = used.allocation_id
 GROUP BY used.allocation_id
 """
-_SIGNALS_SQL = """
+_SIGNALS_SQL = f"""
 SELECT wanted.unit_id, wanted.start, avg(x.power_w), stddev_pop(x.power_w),
     avg(x.pcie_rx_kib + x.pcie_tx_kib), avg(x.dram_active)
-FROM unnest(%s::bigint[], %s::timestamptz[]) AS wanted (unit_id, start)
+FROM unnest(%(units)s::bigint[], %(starts)s::timestamptz[]) AS wanted (unit_id, start)
 JOIN telemetry_sample AS x ON x.unit_id = wanted.unit_id AND x.ts >= wanted.start
-WHERE x.ts >= %s AND x.ts < %s
+WHERE x.ts >= %(first)s AND x.ts < %(until)s AND {sample_bins("x.ts", "%(first)s", "%(until)s")}
 GROUP BY 1, 2
 """
-_USED_SINCE_SQL = """
+_USED_SINCE_SQL = f"""
 SELECT EXISTS (
     SELECT 1 FROM scheduler_allocation AS held
-    JOIN telemetry_sample AS x ON x.unit_id = held.unit_id AND x.ts >= %s AND held.period @> x.ts
-    WHERE held.workload_id = %s AND upper_inf(held.period)
-        AND (coalesce(x.utilisation, x.sm_active) >= %s OR (%s AND x.processes > 0)))
+    JOIN telemetry_sample AS x ON x.unit_id = held.unit_id AND x.ts >= %(since)s AND held.period @> x.ts
+        AND {sample_bins("x.ts", "%(since)s", "'infinity'::timestamptz")}
+    WHERE held.workload_id = %(workload)s AND upper_inf(held.period)
+        AND (coalesce(x.utilisation, x.sm_active) >= %(busy)s OR (%(with_processes)s AND x.processes > 0)))
 """
 Window = tuple[AlertKind, str]
 Signals = Mapping[tuple[int, datetime], QuietSignal]
@@ -116,7 +117,10 @@ def was_used_since(workload: int, since: datetime, *, with_processes: bool) -> b
     These samples are not in the rollups yet. With ``with_processes``, a process on the GPU is a use too.
     """
     with connection.cursor() as cursor:
-        cursor.execute(_USED_SINCE_SQL, [since, workload, BUSY_PERCENT, with_processes])
+        cursor.execute(
+            _USED_SINCE_SQL,
+            {"since": since, "workload": workload, "busy": BUSY_PERCENT, "with_processes": with_processes},
+        )
         return bool(cursor.fetchone()[0])
 
 
@@ -269,7 +273,15 @@ def quiet_signals(wanted: Collection[tuple[int, datetime]], until: datetime) -> 
         return {}
     units, starts = zip(*sorted(wanted), strict=True)
     with connection.cursor() as cursor:
-        cursor.execute(_SIGNALS_SQL, [array_text(units), time_array_text(starts), min(starts), until])
+        cursor.execute(
+            _SIGNALS_SQL,
+            {
+                "units": array_text(units),
+                "starts": time_array_text(starts),
+                "first": min(starts),
+                "until": until,
+            },
+        )
         return {
             (unit, start): QuietSignal(*(None if part is None else float(part) for part in parts))
             for unit, start, *parts in cursor.fetchall()

@@ -35,7 +35,7 @@ COMMON_BOUNDS: Mapping[str, float] = MappingProxyType(
         "memory_utilisation": 100.0,
         "energy_mj": 2.0**62,  # a counter; ``max_energy_mj`` limits its growth
         "sm_clock_mhz": 10_000.0,
-        "throttle_reasons": 2.0**62,  # a bit mask
+        "throttle_reasons": 2.0**31 - 1,  # a bit mask
         "pcie_rx_kib": 2.0**29,  # 512 GiB/s, twice the rate of 16 lanes of PCIe 7
         "pcie_tx_kib": 2.0**29,
         "nvlink_kib": 2.0**33,  # 8 TiB/s

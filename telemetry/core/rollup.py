@@ -101,6 +101,8 @@ class UsageSums:
 
 MAX_FIELDS = ("utilisation_max", "memory_used_max_mib")
 SUM_FIELDS = tuple(entry.name for entry in fields(UsageSums) if entry.name not in MAX_FIELDS)
+# The sums that are proportional to the covered time.
+SCALED_FIELDS = tuple(name for name in SUM_FIELDS if name not in ("held_seconds", "samples", "energy_faults"))
 
 
 def roll_up_readings(
@@ -174,15 +176,16 @@ def merge_finer_usage(
 
     If the end of a hold became known late, ``parts`` may include time after this end. The sums are then
     reduced in proportion, so that an allocation's covered time is never longer than its held time.
+    ``merged_arrays.py`` gives the same sums for many units at once.
     """
-    held_seconds: dict[int | None, float] = {}
+    held_micros: dict[int | None, int] = {}
     for owner, low, high in _split_by_holder(held, start, end):
         if owner is not None or None in parts:
-            held_seconds[owner] = held_seconds.get(owner, 0.0) + high - low
+            held_micros[owner] = held_micros.get(owner, 0) + _micros(low, high)
     uses: dict[int | None, UsageSums] = {}
-    for owner, seconds in held_seconds.items():
+    for owner, micros in held_micros.items():
         use = merge_usage(parts.get(owner, ()))
-        uses[owner] = replace(_limit_coverage(use, seconds), held_seconds=seconds)
+        uses[owner] = replace(_limit_coverage(use, micros), held_seconds=micros / 1e6)
     return uses
 
 
@@ -229,16 +232,18 @@ def _split_by_holder(
     return parts
 
 
-def _limit_coverage(use: UsageSums, seconds: float) -> UsageSums:
-    """Return ``use`` with its measures scaled down so that at most ``seconds`` are covered."""
-    if use.covered_seconds <= seconds:
+def _limit_coverage(use: UsageSums, micros: int) -> UsageSums:
+    """Return ``use`` with its measures scaled down so that at most ``micros`` microseconds are covered."""
+    covered = _micros(0.0, use.covered_seconds)
+    if covered <= micros:
         return use
-    share = seconds / use.covered_seconds
     scaled = replace(use)
-    for name in SUM_FIELDS:
+    for name in SCALED_FIELDS:
         value = getattr(use, name)
-        if name not in ("held_seconds", "samples", "energy_faults") and value is not None:
-            setattr(scaled, name, round(value * share) if name == "energy_mj" else value * share)
+        if value is not None:
+            unit = 1.0 if name == "energy_mj" else 1e6  # seconds are rounded to a millionth, as in each sum
+            part = round(round(value * unit) * float(micros) / covered)
+            setattr(scaled, name, part if name == "energy_mj" else part / 1e6)
     return scaled
 
 

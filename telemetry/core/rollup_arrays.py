@@ -15,6 +15,7 @@ import numpy.typing as npt
 from telemetry.core.reading_bounds import max_energy_mj
 from telemetry.core.rollup import (
     BUSY_PERCENT,
+    COVERAGE_TOLERANCE_SECONDS,
     LOW_SM_PERCENT,
     LOW_TENSOR_PERCENT,
     SAMPLE_REACH_SECONDS,
@@ -26,6 +27,7 @@ Bools = npt.NDArray[np.bool_]
 
 UNKNOWN = -1  # an unknown count; an unknown percentage is NaN
 _REACH_MICROS = round(SAMPLE_REACH_SECONDS * 1e6)
+_TOLERANCE_MICROS = round(COVERAGE_TOLERANCE_SECONDS * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,12 @@ def roll_up_arrays(
     known["energy_faults"] = sums["energy_faults"] > 0
     usage = UsageArrays(segments.group_unit, segments.group_bucket, segments.group_owner, sums, known)
     return usage.select(_is_sampled(usage, (end - start) // bucket_micros))
+
+
+def loses_coverage(before: Ints, after: Ints) -> Bools:
+    """Return True where covered microseconds would fall, as ``would_lose_coverage`` does for one value."""
+    lost: Bools = after < before - _TOLERANCE_MICROS
+    return lost
 
 
 def _segments(held: HoldArrays, units: int, span: int, bucket_micros: int, start: int) -> _Segments:

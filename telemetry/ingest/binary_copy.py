@@ -12,9 +12,7 @@ from psycopg.types.range import TimestamptzRange
 
 from scheduler.models import Allocation
 from telemetry.ingest.stream_format import (
-    FLOAT8,
     INT8,
-    PERCENT,
     READING_KINDS,
     SPARSE_READING_KINDS,
     DecodedBatch,
@@ -22,7 +20,7 @@ from telemetry.ingest.stream_format import (
     Ints,
 )
 
-READING_COLUMN_TYPES = tuple(FLOAT8 if kind == PERCENT else kind for kind in READING_KINDS.values())
+READING_COLUMN_TYPES = tuple(READING_KINDS.values())
 SPARSE_COLUMN_TYPES = (*SPARSE_READING_KINDS.values(), INT8)
 SAMPLE_COLUMNS = ("unit_id", "ts", "allocation_id", *READING_KINDS)
 SPARSE_COLUMNS = (*SPARSE_READING_KINDS, "dcgm_readings")
@@ -30,7 +28,7 @@ _COPY_SQL = "COPY telemetry_sample ({}) FROM STDIN (FORMAT BINARY)"
 COPY_SAMPLES_SQL = _COPY_SQL.format(", ".join(SAMPLE_COLUMNS))
 _COPY_SPARSE_SQL = _COPY_SQL.format(", ".join((*SAMPLE_COLUMNS, *SPARSE_COLUMNS)))
 _POSTGRES_EPOCH_SECONDS = 946_684_800  # 2000-01-01 in seconds since 1970
-_BINARY_FORMATS = {"int4": (">i4", 4), "int8": (">i8", 8), "float4": (">f4", 4), "float8": (">f8", 8)}
+_BINARY_FORMATS = {"int4": (">i4", 4), "int8": (">i8", 8), "float4": (">f4", 4)}
 _COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 # The number of bits for a time in microseconds: 2**44 microseconds are 203 days. A sortable integer has the
 # position of a unit in its high bits and a time in these low bits.

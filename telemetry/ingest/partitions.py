@@ -20,9 +20,9 @@ PARTITION_DAYS_AHEAD = 3
 def maintain_partitions(now: datetime) -> tuple[int, int]:
     """Create partitions from yesterday to PARTITION_DAYS_AHEAD days after today, and drop expired partitions.
 
-    Also creates and drops the partitions of rollups and of the use of runs and hosts, and deletes old Batch
-    rows, old counts of faults and old values of dcgm-exporter. Returns the number of created and the number
-    of dropped partitions of samples.
+    Also creates and drops the partitions of rollups and of the use of runs and hosts, drops expired packed
+    samples, and deletes old Batch rows, old counts of faults and old values of dcgm-exporter. Returns the
+    number of created and the number of dropped partitions of samples.
     """
     retention = Retention.objects.filter(pk=1).first() or Retention()
     today = now.astimezone(UTC).date()
@@ -35,8 +35,9 @@ def maintain_partitions(now: datetime) -> tuple[int, int]:
         cursor.execute("SELECT telemetry_drop_samples_before(%s)", [oldest])
         dropped = int(cursor.fetchone()[0])
         cursor.execute(
-            "SELECT telemetry_make_usage_partitions(%s, %s), telemetry_drop_usage_before(%s)",
-            [today - timedelta(days=1), PARTITION_DAYS_AHEAD + 2, oldest],
+            "SELECT telemetry_make_usage_partitions(%s, %s), telemetry_drop_usage_before(%s),"
+            " telemetry_drop_packed_before(%s)",
+            [today - timedelta(days=1), PARTITION_DAYS_AHEAD + 2, oldest, oldest],
         )
         for resolution, days in (
             (Rollup.Resolution.MINUTE, retention.minute_days),

@@ -23,22 +23,22 @@ from telemetry.readings.faults import FaultCount
 log = logging.getLogger(__name__)
 
 SAMPLE_STREAM_KEY = "gpupool:samples"
-INT4, INT8, FLOAT4, FLOAT8, PERCENT = "int4", "int8", "float4", "float8", "per cent"
+INT4, INT8, FLOAT4 = "int4", "int8", "float4"
 # The types of the readings that follow ts in a row. agent.protocol.SampleRow documents the readings.
 READING_KINDS = {
-    "utilisation": PERCENT,
-    "sm_active": PERCENT,
-    "tensor_active": PERCENT,
+    "utilisation": FLOAT4,
+    "sm_active": FLOAT4,
+    "tensor_active": FLOAT4,
     "memory_used_mib": INT4,
-    "memory_utilisation": PERCENT,
-    "power_w": FLOAT8,
+    "memory_utilisation": FLOAT4,
+    "power_w": FLOAT4,
     "energy_mj": INT8,
-    "temperature_c": FLOAT8,
-    "memory_temperature_c": FLOAT8,
+    "temperature_c": FLOAT4,
+    "memory_temperature_c": FLOAT4,
     "sm_clock_mhz": INT4,
-    "throttle_reasons": INT8,
-    "pcie_rx_kib": INT8,
-    "pcie_tx_kib": INT8,
+    "throttle_reasons": INT4,
+    "pcie_rx_kib": INT4,
+    "pcie_tx_kib": INT4,
     "nvlink_kib": INT8,
     "processes": INT4,
     "stray_processes": INT4,

@@ -64,6 +64,7 @@ from telemetry.models.samples import (
     Sample,
     SampleGap,
     SampleWatermark,
+    sample_bins,
 )
 from telemetry.models.statements import (
     STATEMENT_TRANSITIONS,
@@ -159,4 +160,5 @@ __all__ = [
     "UnusualSpendExplanation",
     "UnusualSpendKind",
     "UnusualSpendSearch",
+    "sample_bins",
 ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db import connection
 
-from telemetry.models import Rollup
+from telemetry.models import Rollup, sample_bins
 from telemetry.rollups.storage import rollup_condition
 
 STALE_AFTER = timedelta(seconds=90)  # older readings are not current
@@ -74,13 +75,18 @@ def live_unit_readings(
     now: datetime, *, pool: int | None = None, hosts: Collection[int] | None = None
 ) -> list[LiveUnitReading]:
     """Return the last reading of every unit that is not retired, in order of host and GPU. Runs one query."""
-    where, values = "", []
+    where = ""
+    values: dict[str, Any] = {
+        "first": now - STALE_AFTER,
+        "last": now + STALE_AFTER,
+        "pool": pool,
+        "hosts": None,
+    }
     if pool is not None:
-        where += " AND h.pool_id = %s"
-        values.append(pool)
+        where += " AND h.pool_id = %(pool)s"
     if hosts is not None:
-        where += " AND h.id = ANY(%s)"
-        values.append(list(hosts))  # type: ignore[arg-type]
+        where += " AND h.id = ANY(%(hosts)s)"
+        values["hosts"] = list(hosts)
     readings = ", ".join(f"s.{name}" for name in LIVE_FIELDS)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -90,11 +96,12 @@ def live_unit_readings(
             " JOIN scheduler_host h ON h.id = g.host_id JOIN scheduler_pool p ON p.id = h.pool_id"
             " LEFT JOIN scheduler_allocation a ON a.unit_id = u.id AND upper_inf(a.period)"
             " LEFT JOIN LATERAL (SELECT * FROM telemetry_sample x"
-            "   WHERE x.unit_id = u.id AND x.ts > %s AND x.ts <= %s"
+            "   WHERE x.unit_id = u.id AND x.ts > %(first)s AND x.ts <= %(last)s"
+            f"   AND {sample_bins('x.ts', '%(first)s', '%(last)s')}"
             "   ORDER BY x.ts DESC LIMIT 1) s ON true"
             f" WHERE u.retired_at IS NULL AND g.retired_at IS NULL{where}"
             " ORDER BY h.name, g.index, lower(u.slots)",
-            [now - STALE_AFTER, now + STALE_AFTER, *values],
+            values,
         )
         return [LiveUnitReading(*row) for row in cursor.fetchall()]
 

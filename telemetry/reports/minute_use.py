@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+import numpy as np
 from django.db import connection
 
 from scheduler.models import Unit
@@ -27,19 +28,14 @@ from telemetry.core.counters import (
     mean_rates,
 )
 from telemetry.core.run_report import HOST_SERIES, Series
+from telemetry.samples.stored import is_known, load_samples
 
 MIB = 2**20
 MAX_ROWS = 60_000
 SAMPLES_A_MINUTE = 12
-# The condition is that of the index telemetry_sample_sparse.
-_UNITS_SQL = """
-SELECT unit_id, allocation_id, extract(epoch FROM ts)::float8, dram_active, pcie_rx_bytes, pcie_tx_bytes,
-    nvlink_rx_bytes, nvlink_tx_bytes
-FROM telemetry_sample
-WHERE unit_id = ANY(%s) AND ts >= %s AND ts < %s AND allocation_id = ANY(%s)
-    AND (dram_active IS NOT NULL OR pcie_rx_bytes IS NOT NULL OR nvlink_rx_bytes IS NOT NULL)
-ORDER BY unit_id, allocation_id, ts
-"""
+_UNIT_READINGS = ("dram_active", "pcie_rx_bytes", "pcie_tx_bytes", "nvlink_rx_bytes", "nvlink_tx_bytes")
+# A sample of the minute has one of these. The condition is that of the index telemetry_sample_sparse.
+_ANY_OF = ("dram_active", "pcie_rx_bytes", "nvlink_rx_bytes")
 _RUNS_SQL = """
 SELECT used.run_id, extract(epoch FROM used.ts)::float8, host.cpu_milli, used.memory_mib, used.cpu_seconds,
     used.io_read_bytes, used.io_written_bytes, used.network_rx_bytes, used.network_tx_bytes
@@ -79,14 +75,16 @@ def unit_minute_series(
     # dcgm-exporter fills each sample.
     from_dcgm = Unit.objects.filter(pk__in=list(units), gpu__host__dcgm_target__isnull=False).exists()
     rows_a_minute = len(units) * (SAMPLES_A_MINUTE if from_dcgm else 1)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            _UNITS_SQL, [list(units), _first_read(start, until, rows_a_minute), until, list(allocations)]
-        )
-        rows = cursor.fetchall()
+    ids = np.unique(np.array(list(units), np.int64))
+    names = ("allocation_id", *_UNIT_READINGS)
+    columns = load_samples(names, ids, _first_read(start, until, rows_a_minute), until, any_of=_ANY_OF)
+    chosen = np.isin(columns["allocation_id"], list(allocations))
     by_unit: dict[int, dict[int, list[tuple[float | None, ...]]]] = defaultdict(lambda: defaultdict(list))
-    for unit, allocation, *values in rows:
-        by_unit[unit][allocation].append(tuple(values))
+    times = (columns["ts"][chosen] / 1e6).tolist()
+    values = [_known_values(name, columns[name][chosen]) for name in _UNIT_READINGS]
+    keys = zip(ids[columns["unit"][chosen]].tolist(), columns["allocation_id"][chosen].tolist(), strict=True)
+    for (unit, allocation), *row in zip(keys, times, *values, strict=True):
+        by_unit[unit][allocation].append(tuple(row))
     return {
         unit: {
             "dram_active": _means([row for rows in parts.values() for row in rows], points, length),
@@ -95,6 +93,12 @@ def unit_minute_series(
         }
         for unit, parts in by_unit.items()
     }
+
+
+def _known_values(name: str, column: np.ndarray) -> list[float | None]:
+    values = column.astype(object)
+    values[~is_known(name, column)] = None
+    return list(values.tolist())
 
 
 def host_use_of_runs(

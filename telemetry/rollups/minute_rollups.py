@@ -14,25 +14,23 @@ from datetime import datetime, timedelta
 import numpy as np
 from django.db import connection, transaction
 
-from scheduler.models import Unit
-from telemetry.core.rollup import COVERAGE_TOLERANCE_SECONDS
-from telemetry.core.rollup_arrays import Bools, Ints, UsageArrays, roll_up_arrays
+from telemetry.core.rollup_arrays import Bools, Ints, UsageArrays, loses_coverage, roll_up_arrays
 from telemetry.models import ReadingFault, Rollup
 from telemetry.readings.faults import FaultCount, count_faults
 from telemetry.readings.unit_limits import load_limits
 from telemetry.rollups.due_marks import mark_hours_due
+from telemetry.rollups.host_units import HostUnits, load_units, usage_rows
 from telemetry.rollups.packed_minutes import replace_packed_minutes
 from telemetry.rollups.packing_locks import lock_packing
 from telemetry.rollups.sample_arrays import load_holds, load_readings
 from telemetry.rollups.storage import (
-    OpenRows,
     delete_open_rows,
     is_ended,
     pack_rollups,
     write_open_rows,
 )
 from telemetry.rollups.stored_sums import stored_minutes
-from telemetry.sql_values import array_text
+from telemetry.sql_values import array_text, micros_of
 
 # A minute is rolled up this long after its end, so that late samples seldom cause a second write.
 ROLLUP_DELAY = timedelta(seconds=20)
@@ -41,7 +39,6 @@ PACK_DELAY = timedelta(minutes=5)
 HOST_MINUTES_PER_STEP = 7_500
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 MINUTES = 60
-_TOLERANCE_MICROS = round(COVERAGE_TOLERANCE_SECONDS * 1e6)
 
 _FIRST_HOUR_SQL = """
 SELECT date_trunc('hour', min(bucket), 'UTC') FROM telemetry_rollupdue WHERE resolution = 60 AND bucket <= %s
@@ -79,22 +76,13 @@ class RollupResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Units:
-    """The units of the hosts of one step, sorted by id. ``host`` is the position of the unit's host."""
-
-    ids: Ints
-    host: Ints
-    simulated: Bools
-
-
-@dataclass(frozen=True, slots=True)
 class _Step:
     """The due minutes of some hosts in one hour. ``due`` has a row per host and a column per minute."""
 
     hour: datetime
     hosts: list[int]
     due: Bools
-    units: _Units
+    units: HostUnits
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +138,7 @@ def _claim(hour: datetime, hosts: Collection[int], newest: datetime) -> _Step:
     masks = np.array([mask for _, mask in claimed], np.int64)
     due = (masks[:, None] >> np.arange(MINUTES)) & 1 == 1
     found = [host for host, _ in claimed]
-    return _Step(hour, found, due, _load_units(found))
-
-
-def _load_units(hosts: list[int]) -> _Units:
-    rows = Unit.objects.filter(gpu__host__in=hosts).order_by("pk")
-    values = list(rows.values_list("pk", "gpu__host_id", "gpu__host__simulated"))
-    place_of = {host: place for place, host in enumerate(hosts)}
-    return _Units(
-        np.array([unit for unit, *_ in values], np.int64),
-        np.array([place_of[host] for _, host, _ in values], np.int64),
-        np.array([simulated for *_, simulated in values], bool),
-    )
+    return _Step(hour, found, due, load_units(found))
 
 
 def _usage(step: _Step) -> UsageArrays:
@@ -174,8 +151,8 @@ def _usage(step: _Step) -> UsageArrays:
         load_readings(start, end, step.units.ids),
         load_holds(start, end, step.units.ids),
         np.array([limits[unit].power_w for unit in step.units.ids.tolist()]),
-        round(start.timestamp()) * 1_000_000,
-        round(end.timestamp()) * 1_000_000,
+        micros_of(start),
+        micros_of(end),
     )
     usage = UsageArrays(usage.unit, usage.bucket + first, usage.allocation, usage.sums, usage.known)
     is_due = step.due[step.units.host[usage.unit], usage.bucket]
@@ -189,7 +166,7 @@ def _compare_with_stored(step: _Step, usage: UsageArrays) -> _Minutes:
     """
     key = usage.unit * MINUTES + usage.bucket
     size = len(step.units.ids) * MINUTES
-    covered = np.bincount(key, usage.sums["covered_seconds"], size)
+    covered = np.bincount(key, usage.sums["covered_seconds"], size).astype(np.int64)
     faults = np.bincount(key, usage.sums["energy_faults"], size).astype(np.int64)
     replaced = np.ones(len(step.hosts), bool)
     stored = stored_minutes(step.hour, step.hosts, step.units.ids.tolist())
@@ -201,7 +178,7 @@ def _compare_with_stored(step: _Step, usage: UsageArrays) -> _Minutes:
     replaced[step.units.host[unit[~is_due]]] = False
     unit, minute, before, faults_before = (values[is_due] for values in (unit, minute, before, faults_before))
     stored_key = unit * MINUTES + minute
-    is_kept = covered[stored_key] < before - _TOLERANCE_MICROS
+    is_kept = loses_coverage(before, covered[stored_key])
     replaced[step.units.host[unit[is_kept]]] = False
     faults[stored_key] -= faults_before
     faults[stored_key[is_kept]] = 0
@@ -247,32 +224,10 @@ def _write(step: _Step, minutes: _Minutes, is_over: bool, now: datetime) -> int:
         replace_packed_minutes(step.hour, units.ids[positions], units.simulated[positions], moved)
     if not packed.all():
         removed = [(unit, minute) for unit, minute in minutes.removed if not of_unit[unit]]
-        write_open_rows(_open_rows(step, usage.select(~of_unit[usage.unit]), removed))
+        starts = [step.hour + number * MINUTE for number in range(MINUTES)]
+        open_usage = usage.select(~of_unit[usage.unit])
+        write_open_rows(usage_rows(Rollup.Resolution.MINUTE, starts, step.units, open_usage, removed))
         if is_over:
             late = {host for place, host in enumerate(step.hosts) if not packed[place]}
             pack_rollups(Rollup.Resolution.MINUTE, now - PACK_DELAY, late)
     return len(usage)
-
-
-def _open_rows(step: _Step, usage: UsageArrays, removed: list[tuple[int, int]]) -> OpenRows:
-    units = step.units
-    place = np.concatenate([usage.unit, np.array([unit for unit, _ in removed], np.int64)])
-    minute = np.concatenate([usage.bucket, np.array([minute for _, minute in removed], np.int64)])
-    starts = [step.hour + number * MINUTE for number in range(MINUTES)]
-    empty = [None] * len(removed)
-    return OpenRows(
-        Rollup.Resolution.MINUTE,
-        [starts[number] for number in minute.tolist()],
-        np.array(step.hosts, np.int64)[units.host[place]].tolist(),
-        units.ids[place].tolist(),
-        [allocation or None for allocation in usage.allocation.tolist()] + empty,
-        units.simulated[place].tolist(),
-        {name: [*_known_values(usage, name), *empty] for name in usage.sums},
-    )
-
-
-def _known_values(usage: UsageArrays, name: str) -> list[int | None]:
-    values = usage.sums[name].astype(object)
-    if name in usage.known:
-        values[~usage.known[name]] = None
-    return list(values.tolist())

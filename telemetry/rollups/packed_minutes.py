@@ -49,9 +49,9 @@ def replace_packed_minutes(hour: datetime, units: Ints, simulated: Bools, usage:
 
 
 def _rows(hour: datetime, units: Ints, simulated: Bools, usage: UsageArrays) -> bytes:
-    keys = np.stack([usage.unit, usage.allocation], axis=1)
-    owners, row = np.unique(keys, axis=0, return_inverse=True)
-    row = row.reshape(-1)
+    allocations, place = np.unique(usage.allocation, return_inverse=True)
+    keys, row = np.unique(usage.unit * len(allocations) + place, return_inverse=True)
+    owners = np.stack([keys // len(allocations), allocations[keys % len(allocations)]], axis=1)
     words, ends = _array_words(row, len(owners), usage)
     heads = _heads(hour, units, simulated, owners)
     body, starts = words.tobytes(), [0, *(ends[:-1] * 4).tolist()]

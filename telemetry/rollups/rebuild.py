@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from django.db import connection, transaction
 
 from telemetry.core.rollup import SAMPLE_REACH_SECONDS
-from telemetry.models import Retention, Rollup
+from telemetry.models import Retention, Rollup, sample_bins
 from telemetry.rollups.due_marks import bucket_start, mark_hours_due, mark_minutes_due
 from telemetry.rollups.roll_up import roll_up_due_buckets
 from telemetry.rollups.storage import ROLLUP_MEASURES, rollup_condition
@@ -17,12 +17,15 @@ from telemetry.rollups.storage import ROLLUP_MEASURES, rollup_condition
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 HOSTS_AT_ONCE = 100
-_HOSTS_SQL = """
+_HOSTS_SQL = f"""
 SELECT DISTINCT gpu.host_id FROM scheduler_unit AS unit JOIN scheduler_gpu AS gpu ON gpu.id = unit.gpu_id
 WHERE EXISTS (SELECT FROM telemetry_sample AS sample
-        WHERE sample.unit_id = unit.id AND sample.ts >= %s AND sample.ts < %s)
+        WHERE sample.unit_id = unit.id AND sample.ts >= %(start)s AND sample.ts < %(reached)s
+            AND {sample_bins("sample.ts", "%(start)s", "%(reached)s")})
+    OR EXISTS (SELECT FROM telemetry_packedsamples AS packed
+        WHERE packed.unit_id = unit.id AND packed.hour >= %(start)s AND packed.hour < %(reached)s)
     OR EXISTS (SELECT FROM scheduler_allocation AS held
-        WHERE held.unit_id = unit.id AND held.period && tstzrange(%s, %s))
+        WHERE held.unit_id = unit.id AND held.period && tstzrange(%(start)s, %(end)s))
 ORDER BY gpu.host_id
 """
 _VALUES = ", ".join(f"coalesce({name}::text, '-')" for name in ROLLUP_MEASURES)
@@ -36,6 +39,7 @@ FROM telemetry_rollup WHERE {{buckets}} AND unit_id = ANY(%s::bigint[])
 _DROPPED_SQL = """
 SELECT max(day) FROM generate_series(%s::timestamptz, %s::timestamptz, interval '1 day') AS day
 WHERE NOT EXISTS (SELECT FROM telemetry_sample WHERE ts >= day AND ts < day + interval '1 day')
+    AND NOT EXISTS (SELECT FROM telemetry_packedsamples WHERE hour >= day AND hour < day + interval '1 day')
     AND EXISTS (SELECT FROM telemetry_rolluphours WHERE container = day
         AND (SELECT sum(covered) FROM unnest(covered_seconds) AS covered) > 0)
 """
@@ -126,7 +130,7 @@ def _hosts(start: datetime, end: datetime) -> list[int]:
     """Return the ids of the hosts with samples or held units in ``[start, end)``."""
     reach = timedelta(seconds=SAMPLE_REACH_SECONDS)
     with connection.cursor() as cursor:
-        cursor.execute(_HOSTS_SQL, [start, end + reach, start, end])
+        cursor.execute(_HOSTS_SQL, {"start": start, "reached": end + reach, "end": end})
         return [host for (host,) in cursor.fetchall()]
 
 

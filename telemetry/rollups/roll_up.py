@@ -12,34 +12,28 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
+import numpy as np
 from django.db import transaction
-from psycopg.types.range import TimestamptzRange
 
-from scheduler.models import Allocation, Unit
-from telemetry.core.rollup import UnitHold, UsageSums, merge_finer_usage, would_lose_coverage
+from telemetry.core.merged_arrays import merge_arrays
+from telemetry.core.rollup_arrays import UsageArrays, loses_coverage
 from telemetry.models import Rollup, RollupDue
 from telemetry.rollups.cubes import write_cubes
 from telemetry.rollups.due_marks import bucket_start, claim_due_marks, mark_days_due, mark_evidence_due
 from telemetry.rollups.host_hours import record_ended_hours
+from telemetry.rollups.host_units import HostUnits, load_units, usage_rows
 from telemetry.rollups.minute_rollups import PACK_DELAY, ROLLUP_DELAY, RollupResult, roll_up_minutes
 from telemetry.rollups.packing_locks import lock_packing
-from telemetry.rollups.storage import StoredUse, is_ended, pack_rollups, write_rollups
+from telemetry.rollups.sample_arrays import load_holds
+from telemetry.rollups.storage import is_ended, pack_rollups, write_open_rows
 from telemetry.rollups.stored_sums import finer_totals, stored_coverage
+from telemetry.sql_values import micros_of
 
 BUCKETS_PER_TRANSACTION = 2_000
-
-
-@dataclass(frozen=True)
-class _UnitUsage:
-    """The usage of one unit in one bucket by allocation id, and the covered seconds of the source rows."""
-
-    uses: dict[int | None, UsageSums]
-    source_covered: float
-    simulated: bool = False
 
 
 def roll_up_due_buckets(
@@ -102,15 +96,10 @@ def _roll_up_longer(resolution: int, now: datetime) -> RollupResult | None:
         hosts_of: dict[datetime, list[int]] = defaultdict(list)
         for bucket, host in claim_due_marks(due):
             hosts_of[bucket].append(host)
-        uses: list[StoredUse] = []
         for bucket, hosts in sorted(hosts_of.items()):
-            written, kept = _changed_rollups(resolution, bucket, hosts, now)
-            uses += written
-            done.kept += kept
-        write_rollups(resolution, uses)
+            done.add(_write_changed(resolution, bucket, hosts, now))
         if late:
             _pack(resolution, late, now)
-        done.rows = sum(use.use is not None for use in uses)
         if resolution == Rollup.Resolution.HOUR:
             mark_evidence_due(hosts_of)
             write_cubes(hosts_of, now)
@@ -124,71 +113,34 @@ def _pack(resolution: int, hosts: Collection[int] | None, now: datetime) -> None
         mark_days_due(packed, now)
 
 
-def _changed_rollups(
-    resolution: int, bucket: datetime, hosts: Collection[int], now: datetime
-) -> tuple[list[StoredUse], int]:
-    """Return the rollups of one hour or day to write, and the number of units whose rollups are kept.
+def _write_changed(resolution: int, bucket: datetime, hosts: Sequence[int], now: datetime) -> RollupResult:
+    """Write the rollups of one hour or day of these hosts. Return the numbers of rows and of kept units.
 
     The rollups of a unit are kept if its coverage would fall. In this case its source rows were deleted, or
     its rollups were written without source rows.
     """
-    units = Unit.objects.filter(gpu__host__in=hosts).values_list("pk", "gpu__host_id", "gpu__host__simulated")
-    host_of = {unit: (host, is_simulated) for unit, host, is_simulated in units}
-    before = stored_coverage(resolution, bucket, hosts, host_of)
-    built = _merged_usage(resolution, bucket, hosts, host_of, now)
-    kept = {
-        unit
-        for unit, (covered, _) in before.items()
-        if would_lose_coverage(covered, built[unit].source_covered if unit in built else 0.0)
-    }
-    uses: list[StoredUse] = []
-    for unit in sorted({*before, *built} - kept):
-        host, is_simulated = host_of[unit]
-        usage = built.get(unit)
-        if usage is None or not usage.uses:
-            uses.append(StoredUse(bucket, host, unit))
-            continue
-        simulated = usage.simulated or is_simulated
-        uses += [
-            StoredUse(bucket, host, unit, allocation, use, simulated)
-            for allocation, use in usage.uses.items()
-        ]
-    return uses, len(kept)
-
-
-def _load_holds(start: datetime, end: datetime, units: Iterable[int]) -> dict[int, list[UnitHold]]:
-    """Return the allocations in ``[start, end)`` by unit id, in order of time."""
-    holds: dict[int, list[UnitHold]] = defaultdict(list)
-    rows = Allocation.objects.filter(unit__in=list(units), period__overlap=TimestamptzRange(start, end))
-    for unit, pk, period in rows.values_list("unit_id", "pk", "period"):
-        until = math.inf if period.upper is None else period.upper.timestamp()
-        holds[unit].append(UnitHold(pk, period.lower.timestamp(), until))
-    for unit_holds in holds.values():
-        unit_holds.sort(key=lambda hold: hold.start)
-    return holds
+    units = load_units(hosts)
+    parts, is_simulated = finer_totals(resolution, bucket, hosts, units.ids)
+    units = replace(units, simulated=units.simulated | is_simulated)
+    usage = _merged_usage(resolution, bucket, units, parts, now)
+    stored, before = stored_coverage(resolution, bucket, hosts, units.ids)
+    source = np.bincount(parts.unit, parts.sums["covered_seconds"], len(units.ids)).astype(np.int64)
+    is_kept = np.zeros(len(units.ids), bool)
+    is_kept[stored] = loses_coverage(before, source[stored])
+    usage = usage.select(~is_kept[usage.unit])
+    removed = stored[~is_kept[stored] & ~np.isin(stored, usage.unit)]
+    write_open_rows(usage_rows(resolution, [bucket], units, usage, [(unit, 0) for unit in removed.tolist()]))
+    return RollupResult(rows=len(usage), kept=int(is_kept.sum()))
 
 
 def _merged_usage(
-    resolution: int, bucket: datetime, hosts: Collection[int], units: Collection[int], now: datetime
-) -> dict[int, _UnitUsage]:
-    """Return the usage of an hour merged from its minutes, or of a day merged from its hours, by unit id.
+    resolution: int, bucket: datetime, units: HostUnits, parts: UsageArrays, now: datetime
+) -> UsageArrays:
+    """Return the usage of an hour merged from its minutes, or of a day merged from its hours.
 
     A unit that was held is in the result even if it has no minutes or hours. Time after ``now`` does not
     count as held.
     """
-    parts: dict[int, dict[int | None, list[UsageSums]]] = defaultdict(dict)
-    simulated: set[int] = set()
-    for unit, allocation, is_simulated, use in finer_totals(resolution, bucket, hosts, units):
-        parts[unit][allocation] = [use]
-        if is_simulated:
-            simulated.add(unit)
     until = max(bucket, min(bucket + timedelta(seconds=resolution), now))
-    held = _load_holds(bucket, until, units)
-    return {
-        unit: _UnitUsage(
-            merge_finer_usage(parts[unit], held[unit], bucket.timestamp(), until.timestamp()),
-            sum(use.covered_seconds for uses in parts[unit].values() for use in uses),
-            unit in simulated,
-        )
-        for unit in sorted({*parts, *held})
-    }
+    held = load_holds(bucket, until, units.ids)
+    return merge_arrays(parts, held, micros_of(bucket), micros_of(until))

@@ -13,7 +13,13 @@ from telemetry.models import Retention
 # level: (tables, field of Retention). Cubes are always kept.
 LEVELS: Mapping[str, tuple[tuple[str, ...], str | None]] = {
     "samples": (
-        ("telemetry_sample", "telemetry_runuse", "telemetry_hostuse", "telemetry_processuse"),
+        (
+            "telemetry_sample",
+            "telemetry_packedsamples",
+            "telemetry_runuse",
+            "telemetry_hostuse",
+            "telemetry_processuse",
+        ),
         "sample_days",
     ),
     "minutes": (("telemetry_rollupminutes",), "minute_days"),

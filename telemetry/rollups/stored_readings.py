@@ -12,13 +12,14 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 from django.db import connection, transaction
 from django.db.models import Max, Min
 
 from scheduler.models import Host
 from telemetry.core.reading_bounds import ENERGY_FACTOR, UnitLimits, reading_bounds
 from telemetry.core.rollup import UsageSums
-from telemetry.models import ReadingFault, Rollup, Sample
+from telemetry.models import ReadingFault, Rollup, Sample, sample_bins
 from telemetry.readings.faults import FaultCount, count_faults
 from telemetry.readings.unit_limits import load_limits
 from telemetry.rollups.due_marks import mark_minutes_due
@@ -30,15 +31,21 @@ from telemetry.rollups.storage import (
     rollup_condition,
     write_rollups,
 )
-from telemetry.sql_values import array_text
+from telemetry.samples.columns import COLUMN_KINDS, REAL, UNKNOWN
+from telemetry.samples.packed_locks import lock_packed_samples
+from telemetry.samples.packing import load_packed, unit_hours, write_packed
+from telemetry.samples.stored import is_known, sorted_samples
+from telemetry.sql_values import array_text, time_of
 
 HOSTS_PER_BATCH = 100
 DAY = timedelta(days=1)
 READINGS = tuple(reading_bounds(UnitLimits()))
-# One row per unit with the bounds of its readings, in the order of READINGS.
+# One row per unit with the bounds of its readings, in the order of READINGS. The bounds are rounded as the
+# stored readings are.
 _BOUNDS_SQL = "unnest({arrays}) AS bound (unit_id, {names})".format(
-    arrays=", ".join(["%s::bigint[]", *("%s::float8[]" for _ in READINGS)]), names=", ".join(READINGS)
+    arrays=", ".join(["%s::bigint[]", *("%s::float4[]" for _ in READINGS)]), names=", ".join(READINGS)
 )
+_OF_DAY_SQL = f"sample.ts >= %s AND sample.ts < %s AND {sample_bins('sample.ts', '%s', '%s')}"
 _TEST_SQL = "(sample.{0} < 0 OR sample.{0} > bound.{0} OR sample.{0} = 'NaN'::float8)"
 _CLEARED_SQL = "{0} = CASE WHEN {1} THEN NULL ELSE sample.{0} END"
 _IMPOSSIBLE_SQL = {name: _TEST_SQL.format(name) for name in READINGS}
@@ -49,13 +56,13 @@ _COUNT_SQL = (
         for test in _IMPOSSIBLE_SQL.values()
     )
     + f" FROM telemetry_sample AS sample JOIN {_BOUNDS_SQL} ON bound.unit_id = sample.unit_id"
-    " WHERE sample.ts >= %s AND sample.ts < %s"
+    f" WHERE {_OF_DAY_SQL}"
 )
 _CLEAR_SAMPLES_SQL = (
     "UPDATE telemetry_sample AS sample SET "
     + ", ".join(_CLEARED_SQL.format(name, test) for name, test in _IMPOSSIBLE_SQL.items())
     + f" FROM {_BOUNDS_SQL}"
-    + " WHERE bound.unit_id = sample.unit_id AND sample.ts >= %s AND sample.ts < %s AND ("
+    + f" WHERE bound.unit_id = sample.unit_id AND {_OF_DAY_SQL} AND ("
     + " OR ".join(_IMPOSSIBLE_SQL.values())
     + ") RETURNING sample.unit_id, extract(epoch FROM sample.ts)::bigint"
 )
@@ -102,6 +109,9 @@ def _days_with_values() -> list[datetime]:
         Sample.objects.aggregate(first=Min("ts"), last=Max("ts")),
         Rollup.objects.aggregate(first=Min("bucket"), last=Max("bucket")),
     ]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT min(hour), max(hour) FROM telemetry_packedsamples")
+        spans.append(dict(zip(("first", "last"), cursor.fetchone(), strict=True)))
     known = [span for span in spans if span["first"] is not None]
     if not known:
         return []
@@ -119,7 +129,7 @@ def _clear_day(hosts: Sequence[int], day: datetime, now: datetime, done: Cleared
     for host in hosts:
         limits = load_limits([host])
         if limits:
-            samples = _clear_samples(host, limits, day)
+            samples = _clear_samples(host, limits, day) + _clear_packed(host, limits, day)
             rollups = _clear_rollups(limits, day, now)
             done.samples += len(samples)
             done.rollups += sum(map(len, rollups.values()))
@@ -132,7 +142,8 @@ def _clear_samples(host: int, limits: dict[int, UnitLimits], day: datetime) -> l
     bounds = {unit: reading_bounds(each) for unit, each in limits.items()}
     arrays = [array_text(bounds), *(array_text(each[name] for each in bounds.values()) for name in READINGS)]
     with connection.cursor() as cursor:
-        cursor.execute(_COUNT_SQL, [*arrays, day, day + DAY])
+        period = [day, day + DAY] * 2
+        cursor.execute(_COUNT_SQL, [*arrays, *period])
         counts = cursor.fetchone()
         found = [
             FaultCount(host, name, ReadingFault.Kind.OUT_OF_BOUNDS, counts[2 * place], counts[2 * place + 1])
@@ -142,8 +153,37 @@ def _clear_samples(host: int, limits: dict[int, UnitLimits], day: datetime) -> l
         if not found:
             return []
         count_faults(found)
-        cursor.execute(_CLEAR_SAMPLES_SQL, [*arrays, day, day + DAY])
+        cursor.execute(_CLEAR_SAMPLES_SQL, [*arrays, *period])
         return list(cursor.fetchall())
+
+
+def _clear_packed(host: int, limits: dict[int, UnitLimits], day: datetime) -> list[tuple[int, int]]:
+    """Clear the packed samples of one host on one day, as ``_clear_samples`` does."""
+    lock_packed_samples()
+    units = np.array(sorted(limits), np.int64)
+    columns = load_packed(units, day, day + DAY)
+    bounds = [reading_bounds(limits[unit]) for unit in units.tolist()]
+    cleared = np.zeros(len(columns["ts"]), bool)
+    found = []
+    for name in READINGS:
+        is_real = COLUMN_KINDS[name] == REAL
+        highest = np.array([each[name] for each in bounds], np.float32 if is_real else np.float64)
+        values = columns[name]
+        impossible = is_known(name, values) & ((values < 0) | (values > highest[columns["unit"]]))
+        if impossible.any():
+            last = time_of(int(columns["ts"][impossible].max()))
+            kind = ReadingFault.Kind.OUT_OF_BOUNDS
+            found.append(FaultCount(host, name, kind, int(impossible.sum()), last))
+            values[impossible] = np.nan if is_real else UNKNOWN
+            cleared |= impossible
+    if not found:
+        return []
+    count_faults(found)
+    hours = unit_hours(columns)
+    changed = np.isin(hours, hours[cleared])
+    write_packed(units, sorted_samples({name: column[changed] for name, column in columns.items()}))
+    seconds = columns["ts"][cleared] // 1_000_000
+    return list(zip(units[columns["unit"][cleared]].tolist(), seconds.tolist(), strict=True))
 
 
 def _clear_rollups(

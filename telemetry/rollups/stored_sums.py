@@ -5,17 +5,20 @@ The view ``telemetry_rollup`` makes a row of each bucket, which takes more time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any
 
+import numpy as np
 from django.db import connection
 
-from telemetry.core.rollup import MAX_FIELDS, UsageSums
+from telemetry.binary_columns import read_columns
+from telemetry.core.rollup import MAX_FIELDS
+from telemetry.core.rollup_arrays import UNKNOWN, Bools, Ints, UsageArrays
 from telemetry.models import Rollup
 from telemetry.models.rollups import CONTAINER_SECONDS
 from telemetry.rollups.due_marks import bucket_start
-from telemetry.rollups.storage import MICRO_MEASURES, ROLLUP_MEASURES
+from telemetry.rollups.storage import ROLLUP_MEASURES
 from telemetry.sql_values import array_text
 
 TABLES = {
@@ -38,23 +41,31 @@ _ARRAY_TOTALS = ", ".join(
     f"(SELECT {total}(v) FROM unnest({name}) AS v)::bigint AS {name}" for name, total in _TOTAL_OF.items()
 )
 _TOTALS_SQL = f"""
-SELECT unit_id, allocation_id, bool_or(simulated),
-    {", ".join(f"{total}({name})::bigint" for name, total in _TOTAL_OF.items())}
+SELECT array_agg(unit_id), array_agg(coalesce(allocation_id, 0)), array_agg(is_simulated::integer),
+    {", ".join(f"array_agg(coalesce({name}, {UNKNOWN}))" for name in ROLLUP_MEASURES)}
 FROM (
-    SELECT unit_id, allocation_id, simulated,
-        {_ARRAY_TOTALS}
-    FROM {{table}} WHERE container = %(start)s AND unit_id = ANY(%(units)s::bigint[])
-    UNION ALL SELECT item.* {_OPEN}
-) AS part GROUP BY unit_id, allocation_id
+    SELECT unit_id, allocation_id, bool_or(simulated) AS is_simulated,
+        {", ".join(f"{total}({name})::bigint AS {name}" for name, total in _TOTAL_OF.items())}
+    FROM (
+        SELECT unit_id, allocation_id, simulated,
+            {_ARRAY_TOTALS}
+        FROM {{table}} WHERE container = %(start)s AND unit_id = ANY(%(units)s::bigint[])
+        UNION ALL SELECT item.* {_OPEN}
+    ) AS part GROUP BY unit_id, allocation_id ORDER BY unit_id, allocation_id NULLS FIRST
+) AS total
 """
+_ALWAYS_KNOWN = ("held_seconds", "covered_seconds", "samples")
+_TOTAL_KINDS = (">i8", ">i8", ">i4", *(">i8" for _ in ROLLUP_MEASURES))
 _COVERAGE_SQL = f"""
-SELECT unit_id, sum(covered)::bigint, coalesce(sum(faults), 0)::bigint
-FROM (
-    SELECT unit_id, covered_seconds[%(slot)s] AS covered, energy_faults[%(slot)s] AS faults
-    FROM {{table}} WHERE container = %(container)s AND unit_id = ANY(%(units)s::bigint[])
-        AND held_seconds[%(slot)s] IS NOT NULL
-    UNION ALL SELECT item.unit_id, item.covered_seconds, item.energy_faults {_OPEN}
-) AS stored GROUP BY unit_id
+SELECT array_agg(unit_id), array_agg(covered) FROM (
+    SELECT unit_id, coalesce(sum(covered), 0)::bigint AS covered
+    FROM (
+        SELECT unit_id, covered_seconds[%(slot)s] AS covered FROM {{table}}
+        WHERE container = %(container)s AND unit_id = ANY(%(units)s::bigint[])
+            AND held_seconds[%(slot)s] IS NOT NULL
+        UNION ALL SELECT item.unit_id, item.covered_seconds {_OPEN}
+    ) AS stored GROUP BY unit_id ORDER BY unit_id
+) AS total
 """
 _MINUTES_SQL = f"""
 SELECT unit_id, minute, sum(covered)::bigint, coalesce(sum(faults), 0)::bigint
@@ -72,30 +83,39 @@ FROM (
 
 
 def finer_totals(
-    resolution: int, bucket: datetime, hosts: Collection[int], units: Collection[int]
-) -> Iterator[tuple[int, int | None, bool, UsageSums]]:
-    """Yield (unit id, allocation id, True if simulated, sums) of an hour's minutes or a day's hours."""
+    resolution: int, bucket: datetime, hosts: Collection[int], units: Ints
+) -> tuple[UsageArrays, Bools]:
+    """Return the sums of an hour's minutes or a day's hours, and True for each unit with simulated ones.
+
+    ``units`` are the sorted ids of the hosts' units. The sums have one row per unit and allocation.
+    """
     finer = Rollup.Resolution.MINUTE if resolution == Rollup.Resolution.HOUR else Rollup.Resolution.HOUR
     period = {"start": bucket, "end": bucket + timedelta(seconds=resolution)}
-    rows = _read(_TOTALS_SQL.format(table=TABLES[finer]), finer, hosts, units, period)
-    micro = len(MICRO_MEASURES)
-    for unit, allocation, simulated, *values in rows:
-        seconds = [None if value is None else value / 1e6 for value in values[:micro]]
-        use = UsageSums(**dict(zip(ROLLUP_MEASURES, [*seconds, *values[micro:]], strict=True)))
-        yield unit, allocation, simulated, use
+    query = _TOTALS_SQL.format(table=TABLES[finer])
+    ids, allocation, simulated, *values = read_columns(
+        query, _parameters(finer, hosts, units.tolist(), period), _TOTAL_KINDS
+    )
+    unit = np.searchsorted(units, ids)
+    columns = dict(zip(ROLLUP_MEASURES, values, strict=True))
+    sums = {name: np.maximum(column, 0) for name, column in columns.items()}
+    known = {name: column != UNKNOWN for name, column in columns.items() if name not in _ALWAYS_KNOWN}
+    is_simulated = np.zeros(len(units), bool)
+    is_simulated[unit[simulated == 1]] = True
+    return UsageArrays(unit, np.zeros(len(unit), np.int64), allocation, sums, known), is_simulated
 
 
 def stored_coverage(
-    resolution: int, bucket: datetime, hosts: Collection[int], units: Collection[int]
-) -> dict[int, tuple[float, int]]:
-    """Return (covered seconds, energy faults) of the stored rollups of one bucket by unit id."""
+    resolution: int, bucket: datetime, hosts: Collection[int], units: Ints
+) -> tuple[Ints, Ints]:
+    """Return the positions of the units with stored rollups in one bucket, and their covered microseconds."""
     seconds = CONTAINER_SECONDS[resolution]
     container = bucket_start(bucket, seconds)
     slot = int((bucket - container).total_seconds()) // resolution + 1
     period = {"start": bucket, "end": bucket + timedelta(seconds=resolution), "container": container}
-    table = TABLES[Rollup.Resolution(resolution)]
-    rows = _read(_COVERAGE_SQL.format(table=table), resolution, hosts, units, {**period, "slot": slot})
-    return {unit: (covered / 1e6, faults) for unit, covered, faults in rows}
+    query = _COVERAGE_SQL.format(table=TABLES[Rollup.Resolution(resolution)])
+    values = _parameters(resolution, hosts, units.tolist(), {**period, "slot": slot})
+    ids, covered = read_columns(query, values, (">i8", ">i8"))
+    return np.searchsorted(units, ids), covered
 
 
 def stored_minutes(
@@ -103,14 +123,13 @@ def stored_minutes(
 ) -> list[tuple[int, int, int, int]]:
     """Return (unit id, minute of the hour, covered microseconds, energy faults) of the stored minutes."""
     period = {"start": hour, "end": hour + timedelta(hours=1)}
-    return list(_read(_MINUTES_SQL, Rollup.Resolution.MINUTE, hosts, units, period))
-
-
-def _read(
-    sql: str, resolution: int, hosts: Collection[int], units: Collection[int], values: dict[str, Any]
-) -> list[tuple[Any, ...]]:
-    arrays = {"hosts": array_text(hosts), "units": array_text(units)}
     with connection.cursor() as cursor:
-        cursor.execute(sql, {"resolution": int(resolution), **arrays, **values})
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
-    return rows
+        cursor.execute(_MINUTES_SQL, _parameters(Rollup.Resolution.MINUTE, hosts, units, period))
+        return list(cursor.fetchall())
+
+
+def _parameters(
+    resolution: int, hosts: Collection[int], units: Collection[int], values: dict[str, Any]
+) -> dict[str, Any]:
+    arrays = {"hosts": array_text(hosts), "units": array_text(units)}
+    return {"resolution": int(resolution), **arrays, **values}

@@ -30,7 +30,6 @@ WRITERS = {
     # No module creates Rollup instances: it is a view. StoredUse values are written to its tables.
     "Rollup": (),
     "StoredUse": (
-        "telemetry/rollups/roll_up.py",
         "telemetry/rollups/stored_readings.py",
         "demo/simulated_usage.py",
         "benchmarks/money_month/work_rows.py",

@@ -10,10 +10,11 @@ from benchmarks.telemetry_month import sample_path
 
 @pytest.mark.long
 def test_a_small_fleet_is_ingested_rolled_up_and_rebuilt_without_a_difference(db: None) -> None:
-    steps = ("path", "live", "rebuild", "sql", "fields")
+    steps = ("path", "live", "packed", "rebuild", "sql", "fields")
     figures = telemetry.measure(16, 1, 2, steps, sample_path.roll_up_hours)
     assert figures["rows"] == 16 * 360
     assert figures["lost_after_faults"] == figures["doubled_after_faults"] == 0
+    assert figures["packed_differences"] == 0 < figures["packed_samples"]
     assert figures["rebuild_differences"] == 0 < figures["rebuilt_rollups"]
     assert figures["sql_differences_24h"] == 0 < figures["sql_compared"]
     assert figures["dcgm_fields_read"] >= 40

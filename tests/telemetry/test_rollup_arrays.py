@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.core.rollup import UnitHold, UsageReading, UsageSums, roll_up_readings
+from telemetry.core.merged_arrays import merge_arrays
+from telemetry.core.rollup import UnitHold, UsageReading, UsageSums, merge_finer_usage, roll_up_readings
 from telemetry.core.rollup_arrays import HoldArrays, ReadingArrays, UsageArrays, roll_up_arrays
 from telemetry.rollups.storage import MICRO_MEASURES, ROLLUP_MEASURES
 
@@ -54,16 +55,20 @@ def as_arrays(units: list[tuple[list[UsageReading], list[UnitHold], float]]) -> 
         *map(percents, ("utilisation", "sm_active", "tensor_active")),
         *map(counts, ("memory_used_mib", "energy_mj", "processes")),
     )
-    holds = [(place, hold) for place, (_, held, _) in enumerate(units) for hold in held]
+    held = hold_arrays([held for _, held, _ in units])
+    limits = np.array([limit for *_, limit in units])
+    return roll_up_arrays(readings, held, limits, START * 1_000_000, END * 1_000_000)
+
+
+def hold_arrays(of_units: list[list[UnitHold]]) -> HoldArrays:
+    holds = [(place, hold) for place, held in enumerate(of_units) for hold in held]
     ends = [2**62 if hold.end == float("inf") else round(hold.end * 1e6) for _, hold in holds]
-    held = HoldArrays(
+    return HoldArrays(
         np.array([place for place, _ in holds], np.int64),
         np.array([hold.allocation for _, hold in holds], np.int64),
         np.array([round(hold.start * 1e6) for _, hold in holds], np.int64),
         np.array(ends, np.int64),
     )
-    limits = np.array([limit for *_, limit in units])
-    return roll_up_arrays(readings, held, limits, START * 1_000_000, END * 1_000_000)
 
 
 def stored(use: UsageSums) -> tuple[int | None, ...]:
@@ -87,12 +92,69 @@ def test_arrays_give_the_integers_of_the_definition(
             uses = roll_up_readings(readings, held, low, low + 60, power_limit_w=limit)
             if any(use.covered_seconds or use.samples for use in uses.values()):
                 expected |= {(place, bucket, owner or 0): stored(use) for owner, use in uses.items()}
-    usage = as_arrays(units)
-    found = {
+    assert values_by_key(as_arrays(units)) == expected
+
+
+def values_by_key(usage: UsageArrays) -> dict[tuple[int, int, int], tuple[int | None, ...]]:
+    return {
         (int(usage.unit[row]), int(usage.bucket[row]), int(usage.allocation[row])): tuple(
             int(usage.sums[name][row]) if name not in usage.known or usage.known[name][row] else None
             for name in ROLLUP_MEASURES
         )
         for row in range(len(usage))
     }
-    assert found == expected
+
+
+SECONDS = st.one_of(st.none(), st.integers(0, 250_000_000).map(lambda micros: micros / 1e6))
+
+
+@st.composite
+def any_part(draw: st.DrawFn) -> UsageSums:
+    measures = {
+        name: draw(SECONDS if name in MICRO_MEASURES else COUNT)
+        for name in ROLLUP_MEASURES
+        if name not in ("held_seconds", "covered_seconds", "samples")
+    }
+    held, covered = (draw(st.integers(0, 300_000_000)) / 1e6 for _ in range(2))
+    return UsageSums(held_seconds=held, covered_seconds=covered, samples=draw(st.integers(0, 60)), **measures)
+
+
+@st.composite
+def any_parts(draw: st.DrawFn) -> tuple[dict[int | None, UsageSums], list[UnitHold]]:
+    """Return the sums of shorter buckets by allocation, and holds: some have no sums, some sums no hold."""
+    _, held, _ = draw(any_unit())
+    owners = draw(st.sets(st.sampled_from([None, 1, *(hold.allocation for hold in held)])))
+    return {owner: draw(any_part()) for owner in owners}, held
+
+
+def merged_as_arrays(units: list[tuple[dict[int | None, UsageSums], list[UnitHold]]]) -> UsageArrays:
+    rows = sorted(
+        (place, owner or 0, stored(use))
+        for place, (parts, _) in enumerate(units)
+        for owner, use in parts.items()
+    )
+    unit, owner = np.array([row[:2] for row in rows], np.int64).reshape(-1, 2).T
+    table = np.array([values for *_, values in rows], object).reshape(-1, len(ROLLUP_MEASURES)).T
+    is_known = np.not_equal(table, None)
+    sums = dict(zip(ROLLUP_MEASURES, np.where(is_known, table, 0).astype(np.int64), strict=True))
+    known = dict(zip(ROLLUP_MEASURES, is_known.astype(bool), strict=True))
+    for name in ("held_seconds", "covered_seconds", "samples"):
+        del known[name]
+    held = hold_arrays([held for _, held in units])
+    parts = UsageArrays(unit, np.zeros(len(rows), np.int64), owner, sums, known)
+    return merge_arrays(parts, held, START * 1_000_000, END * 1_000_000)
+
+
+@settings(max_examples=150)
+@given(st.lists(any_parts(), min_size=1, max_size=3))
+def test_merged_arrays_give_the_integers_of_the_definition(
+    units: list[tuple[dict[int | None, UsageSums], list[UnitHold]]],
+) -> None:
+    expected = {
+        (place, 0, owner or 0): stored(use)
+        for place, (parts, held) in enumerate(units)
+        for owner, use in merge_finer_usage(
+            {owner: [use] for owner, use in parts.items()}, held, START, END
+        ).items()
+    }
+    assert values_by_key(merged_as_arrays(units)) == expected

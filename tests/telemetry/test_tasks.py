@@ -52,6 +52,7 @@ def test_the_schedule_and_the_tasks_of_telemetry_match() -> None:
         "telemetry.tasks.rehearse_close",
         "telemetry.tasks.report_runs",
         "telemetry.tasks.scrape_dcgm",
+        "telemetry.tasks.pack_samples",
         "telemetry.tasks.study_capacity",
     }
     assert scheduled <= set(app.tasks)

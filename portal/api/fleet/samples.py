@@ -60,4 +60,4 @@ class SampleFileView(ApiView):
             workloads = wanted.filter(pk=row.pk)
             hosts = hosts.filter(runs__workload=row)
         ids = hosts.order_by("name", "pk").values_list("pk", flat=True)
-        return SampleScope(list(dict.fromkeys(ids)), start, end, workloads)
+        return SampleScope(list(dict.fromkeys(ids)), start, end, self.now, workloads)

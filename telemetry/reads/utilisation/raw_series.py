@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import numpy as np
-from django.db import connection
 from tsdownsample import MinMaxLTTBDownsampler
+
+from telemetry.samples.stored import is_known, load_samples
 
 MAX_POINTS = 600
 # Samples arrive every 5 to 30 seconds. A gap is longer than this, and than GAP_FACTOR usual distances.
 MIN_GAP_SECONDS = 45.0
 GAP_FACTOR = 4
+DECIMALS = 3
 # All readings of a sample except counters, bit masks and strays.
 RAW_READINGS = (
     *("utilisation", "sm_active", "tensor_active", "sm_occupancy", "graphics_active"),
@@ -31,15 +33,21 @@ def raw_series(
 
     A point is (seconds since the epoch, value). A point with the value None lies in each gap.
     """
-    columns = ", ".join(f"{name}::float8" for name in RAW_READINGS)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"SELECT extract(epoch FROM ts)::float8, {columns} FROM telemetry_sample"
-            " WHERE unit_id = ANY(%s) AND allocation_id = ANY(%s) AND ts >= %s AND ts < %s ORDER BY ts",
-            [list(units), list(allocations), start, end],
-        )
-        table = np.array(cursor.fetchall(), dtype=np.float64).reshape(-1, len(RAW_READINGS) + 1)
-    return {name: thinned(table[:, 0], table[:, number]) for number, name in enumerate(RAW_READINGS, start=1)}
+    columns = load_samples(("allocation_id", *RAW_READINGS), np.unique(units), start, end)
+    order = np.argsort(columns["ts"], kind="stable")
+    order = order[np.isin(columns["allocation_id"][order], list(allocations))]
+    times = columns["ts"][order] / 1e6
+    return {name: thinned(times, _values(name, columns[name][order])) for name in RAW_READINGS}
+
+
+def _values(
+    name: str, column: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """Return the values of a column with NaN for unknown ones, as they were read.
+
+    Single precision has seven digits.
+    """
+    return np.where(is_known(name, column), np.round(column.astype(np.float64), DECIMALS), np.nan)
 
 
 def thinned(

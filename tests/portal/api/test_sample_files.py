@@ -190,7 +190,7 @@ def test_a_workload_of_another_team_is_refused(measured: World, ask: Ask) -> Non
 def test_the_file_is_sent_in_parts(measured: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_files, "PART_BYTES", 1_000)
     hosts = [measured.hosts[name].pk for name in ("alpha", "beta")]
-    scope = SampleScope(hosts, measured.now - PERIOD, measured.now)
+    scope = SampleScope(hosts, measured.now - PERIOD, measured.now, measured.now)
     parts = list(sample_file("csv", scope))
     assert len(parts) > 5
     assert max(map(len, parts)) < 2_000

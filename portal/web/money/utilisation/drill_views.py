@@ -73,7 +73,7 @@ def _sample_file(query: UtilisationQuery, levels: dict[str, str]) -> StreamedFil
     host = drill.chosen_host(query, levels["host"])
     run = drill.held_run(query, drill.chosen_gpu(query, host, levels["gpu"]), levels["run"])
     work = Workload.objects.filter(pk=run.workload.pk)
-    scope = SampleScope([host.pk], run.start, run.end, workloads=work, units=run.units)
+    scope = SampleScope([host.pk], run.start, run.end, query.now, workloads=work, units=run.units)
     return StreamedFile(f"{SAMPLE_FILE}.csv", TABLE_FILES["csv"][0], sample_file("csv", scope))
 
 

@@ -1,0 +1,1 @@
+"""Read samples, and pack the samples of past days."""
