@@ -38,19 +38,23 @@ def warned_job(world: World, minutes: int = 40, **rule: Any) -> Workload:
     return job
 
 
+def idle_alert() -> Alert:
+    return Alert.objects.get(kind=AlertKind.HELD_IDLE)
+
+
 def postpone(world: World, job: Workload, now: dt.datetime, seconds: int = HOUR) -> Workload:
     return keep_workload(actor=world.vision.member, workload=job, seconds=seconds, now=now)
 
 
 def test_a_postponed_stop_is_planned_again_with_a_new_warning_and_then_carried_out(world: World) -> None:
     job = warned_job(world, 120)
-    assert Alert.objects.get().stop_at == at(9, 43)
+    assert idle_alert().stop_at == at(9, 43)
     postpone(world, job, at(9, 40))
-    assert (Alert.objects.get().stop_at, Alert.objects.get().postponed) == (None, 1)
+    assert (idle_alert().stop_at, idle_alert().postponed) == (None, 1)
     assert evaluate_alerts(at(9, 50)).stopped == 0
-    assert Alert.objects.get().stop_at is None
+    assert idle_alert().stop_at is None
     evaluate_alerts(at(10, 40))
-    assert Alert.objects.get().stop_at == at(10, 50)
+    assert idle_alert().stop_at == at(10, 50)
     assert evaluate_alerts(at(10, 49)).stopped == 0
     assert evaluate_alerts(at(10, 51)).stopped == 1
     job.refresh_from_db()
@@ -62,7 +66,7 @@ def test_the_rule_of_the_pool_limits_how_often_and_how_long(world: World) -> Non
     for wrong in (59, 3601, 10**9, "2h", True, None):
         with pytest.raises(Invalid, match="seconds is .*; allowed: a whole number from 60 to 3,600 seconds"):
             postpone(world, job, at(9, 34), wrong)  # type: ignore[arg-type]
-    assert Alert.objects.get().postponed == 0
+    assert idle_alert().postponed == 0
     for hour in (9, 10):
         postpone(world, job, at(hour, 40))
         evaluate_alerts(at(hour + 1, 41))
@@ -142,7 +146,7 @@ def test_the_page_of_the_job_has_a_button_that_postpones_the_stop(world: World) 
     address = reverse("workload-keep", args=[job.public_id])
     done = signed_in(world.vision.member).post(address, {"minutes": "120"}, follow=True)
     assert "The stop of one is postponed by 2 h." in done.content.decode()
-    assert Alert.objects.get().postponed == 1
+    assert idle_alert().postponed == 1
     alerts = signed_in(world.vision.member).get(reverse("alerts")).content.decode()
     assert "Its stop was postponed 1 time." in alerts
     assert "Postpone" not in job_page(world.vision.member, job)  # no stop is planned now
@@ -150,7 +154,7 @@ def test_the_page_of_the_job_has_a_button_that_postpones_the_stop(world: World) 
     for wrong in ("x", "100000", "²", ""):
         refused = signed_in(world.vision.member).post(address, {"minutes": wrong}, follow=True)
         assert "allowed: a whole number from 60 to 7,200 seconds" in refused.content.decode(), wrong
-    assert Alert.objects.get().postponed == 1
+    assert idle_alert().postponed == 1
 
 
 def test_the_api_postpones_the_stop_and_says_until_when(world: World) -> None:
