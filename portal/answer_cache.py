@@ -6,7 +6,7 @@ While the cache is unavailable, every answer is computed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -39,7 +39,21 @@ def cache_get(key: str) -> Any:
         return None
 
 
+def cache_get_many(keys: Collection[str]) -> dict[str, Any]:
+    """Return the values of the keys that exist. The result is empty while the cache is unavailable."""
+    try:
+        return cache.get_many(list(keys))
+    except RedisError:
+        return {}
+
+
 def cache_set(key: str, what: object, seconds: int) -> None:
     """Store a value for ``seconds``. Does nothing while the cache is unavailable."""
     with contextlib.suppress(RedisError):
         cache.set(key, what, seconds)
+
+
+def cache_set_many(values: Mapping[str, object], seconds: int) -> None:
+    """Store values for ``seconds``. Does nothing while the cache is unavailable."""
+    with contextlib.suppress(RedisError):
+        cache.set_many(dict(values), seconds)

@@ -1,4 +1,4 @@
-"""Run the portal's periodic tasks: notices, idle notebooks, expired rows.
+"""Run the portal's periodic tasks: notices, idle notebooks, expired rows, values in the cache.
 
 A repeated run of a task does no harm. Each task reads the clock once and passes the time on.
 """
@@ -8,7 +8,11 @@ from __future__ import annotations
 from celery import shared_task
 from django.utils import timezone
 
+from portal.models import Organisation
 from portal.notices import delivery
+from portal.reads.fleet.demand_forecast import warm_demand
+from portal.reads.utilisation.fleet_map import warm_host_days
+from portal.reads.utilisation.period import zone_of_organisation
 from portal.services.money import unusual_spend
 from portal.sweeps import expired_sessions, expired_submissions, idle_notebooks
 from scheduler.coordination import clock_correction
@@ -48,3 +52,12 @@ def forget_expired() -> int:
 def search_unusual_spend() -> int:
     """Search the month that is due for unusual spend. Return the number of findings."""
     return unusual_spend.search_next_month(timezone.now()) or 0
+
+
+@shared_task(name="portal.tasks.warm_utilisation")  # type: ignore[misc]
+def warm_utilisation() -> None:
+    """Read past days for the utilisation page into the cache, unless they are there."""
+    now = timezone.now()
+    organisation = Organisation.objects.first()
+    warm_demand(now, zone_of_organisation(organisation.time_zone if organisation else ""))
+    warm_host_days(now)

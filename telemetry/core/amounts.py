@@ -67,12 +67,13 @@ def split_amount(total: Decimal, weights: Sequence[int | Decimal], step: Decimal
     Raises ValueError for an empty list of weights, a negative weight, or a total that is not a multiple of
     ``step``.
     """
-    if not weights or any(weight < 0 for weight in weights):
+    if not weights or min(weights) < 0:
         raise ValueError(
             f"weights: {list(weights)!r} is not a list of at least one weight, none of them negative"
         )
-    steps = _EXACT.divide(abs(total), step)
-    if steps != steps.to_integral_value():
+    exact = _EXACT.divide(abs(total), step)
+    steps = int(exact)
+    if exact != steps:
         raise ValueError(f"total: {total} is no multiple of {step}")
     if len(weights) == 1:
         return [total]
@@ -80,19 +81,21 @@ def split_amount(total: Decimal, weights: Sequence[int | Decimal], step: Decimal
     whole = sum(numbers)
     if whole == 0:
         return [total, *[ZERO] * (len(weights) - 1)]
-    divided = [divmod(int(steps) * number, whole) for number in numbers]
+    divided = [divmod(steps * number, whole) for number in numbers]
     parts = [part for part, _ in divided]
-    by_remainder = sorted(range(len(parts)), key=lambda index: (-divided[index][1], index))
-    for index in by_remainder[: int(steps) - sum(parts)]:
-        parts[index] += 1
+    if left := steps - sum(parts):
+        remainders = [-remainder for _, remainder in divided]
+        # The sort keeps the order of equal remainders.
+        for index in sorted(range(len(parts)), key=remainders.__getitem__)[:left]:
+            parts[index] += 1
     sign = -1 if total < 0 else 1
-    return [sign * part * step for part in parts]
+    return [step * (sign * part) for part in parts]
 
 
 def _as_integers(weights: Sequence[int | Decimal]) -> list[int]:
     """Return integers in the same proportions as ``weights``."""
-    if all(isinstance(weight, int) for weight in weights):
-        return [int(weight) for weight in weights]
+    if set(map(type, weights)) == {int}:
+        return list(weights)  # type: ignore[arg-type]
     ratios = [weight.as_integer_ratio() for weight in weights]
     common = math.lcm(*(denominator for _, denominator in ratios))
     return [numerator * (common // denominator) for numerator, denominator in ratios]

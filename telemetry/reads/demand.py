@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from bisect import bisect_left
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 
+import numpy as np
 from django.db import connection
 
 from scheduler.core.model.slots import SLOTS_PER_GPU, WHOLE_GPU_PROFILE
+from telemetry.core.rollup import HOUR
 from telemetry.reads.usage_filters import UsageFilters
 from telemetry.reads.usage_over_time import held_over_time, slot_seconds_per_step, step_edges
-from telemetry.reads.usage_rows import HeldInterval, UsageRows
+from telemetry.reads.usage_rows import Floats, HeldInterval, Integers, UsageRows
+from telemetry.reads.utilisation.week import CELLS, by_weekday, cells_of_week
 
 # A workload waits from its submission to its first GPU, or to its end if it never got one. Requests for
 # slices are left out, because a slice is a different part of each GPU model.
@@ -28,49 +30,44 @@ WAITING_SQL = (
 
 @dataclass(frozen=True)
 class HourlyDemand:
-    """The mean number of GPUs that were held, and that requests waited for, in one hour.
+    """The mean number of GPUs that were held, and that requests waited for, in each hour.
 
-    ``start`` is aware, in the chosen zone.
+    ``starts`` are in seconds since the epoch.
     """
 
-    start: datetime
-    held: float
-    waiting: float
+    starts: Integers
+    held: Floats
+    waiting: Floats
 
     @property
-    def wanted(self) -> float:
+    def wanted(self) -> Floats:
         return self.held + self.waiting
 
 
-def hourly_demand(filters: UsageFilters, reads: UsageRows, zone: tzinfo, now: datetime) -> list[HourlyDemand]:
-    """Return the demand of each hour of the period that has begun."""
+def hourly_demand(filters: UsageFilters, reads: UsageRows, zone: tzinfo, now: datetime) -> HourlyDemand:
+    """Return the demand of each hour of the period that has begun. Days begin at midnight in ``zone``."""
     edges = step_edges(filters, timedelta(hours=1), zone)
-    edges = edges[: sum(edge < now.timestamp() for edge in edges) + 1]
-    if len(edges) < 2:
-        return []
-    series = held_over_time(reads, edges, None)
-    held = series[0][2] if series else [0.0] * (len(edges) - 1)
-    waits = _waiting(filters, now)
-    waiting = (
-        [float(value) / (SLOTS_PER_GPU * 3600) for value in slot_seconds_per_step(waits, edges)]
-        if waits
-        else [0.0] * (len(edges) - 1)
-    )
-    return [
-        HourlyDemand(datetime.fromtimestamp(start, zone), of_held, of_waiting)
-        for start, of_held, of_waiting in zip(edges, held, waiting, strict=False)
-    ]
+    edges = edges[: bisect_left(edges, now.timestamp()) + 1]
+    starts = np.array(edges[:-1], dtype=np.int64)
+    held, waiting = np.zeros(len(starts)), np.zeros(len(starts))
+    if len(starts):
+        series = held_over_time(reads, edges, None)
+        held = np.array(series[0][2]) if series else held
+        waits = _waiting(filters, now)
+        waiting = slot_seconds_per_step(waits, edges) / (SLOTS_PER_GPU * HOUR) if waits else waiting
+    return HourlyDemand(starts, held, waiting)
 
 
-def demand_by_weekday(hours: Sequence[HourlyDemand]) -> list[list[float | None]]:
+def demand_by_weekday(demand: HourlyDemand, zone: tzinfo) -> list[list[float | None]]:
     """Return the mean demand by weekday (Monday first) and hour; None for an hour that did not occur."""
-    found: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for hour in hours:
-        found[hour.start.weekday(), hour.start.hour].append(hour.wanted)
-    return [
-        [sum(values) / len(values) if (values := found.get((day, hour), [])) else None for hour in range(24)]
-        for day in range(7)
-    ]
+    cells = cells_of_week(demand.starts, zone)
+    counts, sums = np.bincount(cells, minlength=CELLS), np.bincount(cells, demand.wanted, CELLS)
+    return by_weekday(
+        [
+            value / count if count else None
+            for value, count in zip(sums.tolist(), counts.tolist(), strict=True)
+        ]
+    )
 
 
 def _waiting(filters: UsageFilters, now: datetime) -> list[HeldInterval]:

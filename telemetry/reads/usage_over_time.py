@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from scheduler.core.model.slots import SLOTS_PER_GPU
 from telemetry.core.rollup import DAY
 from telemetry.reads.usage_by_group import check_dimension
 from telemetry.reads.usage_filters import UsageFilters
-from telemetry.reads.usage_rows import HeldInterval, HourlyUsage, UsageRows
+from telemetry.reads.usage_rows import Floats, HeldInterval, HourlyUsage, UsageRows
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def held_over_time(
     lengths = _slot_seconds_of_one_gpu(edges)
     named = [(group, some[0].name if dimension else "", some) for group, some in holds.items()]
     return [
-        (group, name, [float(value) for value in slot_seconds_per_step(some, edges) / lengths])
+        (group, name, (slot_seconds_per_step(some, edges) / lengths).tolist())
         for group, name, some in sorted(named, key=lambda each: (each[1], str(each[0])))
     ]
 
@@ -91,16 +90,12 @@ def _held_from_cubes(
 ) -> list[tuple[Any, str, list[float]]]:
     """Return the result of ``held_over_time`` from the held time of rollups. An hour counts at its start."""
     lengths = _slot_seconds_of_one_gpu(edges)
-    held: dict[Any, np.ndarray[Any, np.dtype[np.float64]]] = {}
-    for hour in _hours_of_steps(reads, edges, dimension):
-        group = hour.group if dimension else None
-        step = bisect_right(edges, hour.start) - 1
-        if 0 <= step < len(lengths):
-            held.setdefault(group, np.zeros(len(lengths)))[step] += hour.held
+    hours = _hours_of_steps(reads, edges, dimension)
+    held = _sums_of_steps(hours, hours.held, edges, dimension)
     sums = reads.sums(dimension) if dimension else {}
     named = [(group, sums[group]["name"] if group in sums else "", found) for group, found in held.items()]
     return [
-        (group, name or "", [float(value) for value in found / lengths])
+        (group, name or "", (found / lengths).tolist())
         for group, name, found in sorted(named, key=lambda each: (each[1] or "", str(each[0])))
     ]
 
@@ -133,14 +128,12 @@ def step_edges(filters: UsageFilters, step: timedelta, zone: tzinfo = UTC) -> li
     return [origin + number * length for number in range(first, last + 1)]
 
 
-def _slot_seconds_of_one_gpu(edges: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _slot_seconds_of_one_gpu(edges: Sequence[float]) -> Floats:
     """Return the slot-seconds of one GPU in each step."""
     return SLOTS_PER_GPU * np.diff(np.asarray(edges, dtype=float))
 
 
-def slot_seconds_per_step(
-    holds: Sequence[HeldInterval], edges: Sequence[float]
-) -> np.ndarray[Any, np.dtype[np.float64]]:
+def slot_seconds_per_step(holds: Sequence[HeldInterval], edges: Sequence[float]) -> Floats:
     """Return the held slot-seconds between each two adjacent edges."""
     starts = np.array([hold.start for hold in holds])
     ends = np.array([hold.end for hold in holds])
@@ -158,13 +151,29 @@ def _busy_over_time(
     reads: UsageRows, edges: Sequence[float], dimension: str | None
 ) -> dict[Any, dict[int, float]]:
     """Return utilisation-weighted slot-seconds by group and step number."""
-    found: dict[Any, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for hour in _hours_of_steps(reads, edges, dimension):
-        if hour.used is not None:
-            found[hour.group if dimension else None][bisect_right(edges, hour.start) - 1] += hour.used
-    return found
+    hours = _hours_of_steps(reads, edges, dimension)
+    is_known = ~np.isnan(hours.used)
+    sums = _sums_of_steps(hours, np.where(is_known, hours.used, 0.0), edges, dimension)
+    counts = _sums_of_steps(hours, is_known.astype(np.float64), edges, dimension)
+    return {
+        group: {int(step): float(sums[group][step]) for step in np.flatnonzero(counts[group])}
+        for group in sums
+    }
 
 
-def _hours_of_steps(reads: UsageRows, edges: Sequence[float], dimension: str | None) -> list[HourlyUsage]:
+def _sums_of_steps(
+    hours: HourlyUsage, values: Floats, edges: Sequence[float], dimension: str | None
+) -> dict[Any, Floats]:
+    """Return the sum of ``values`` in each step by group. An hour counts at its start."""
+    steps, count = np.searchsorted(np.asarray(edges), hours.starts, side="right") - 1, len(edges) - 1
+    inside = (steps >= 0) & (steps < count)
+    groups = hours.groups if dimension else [None] if len(hours.starts) else []
+    codes = hours.codes if dimension else np.zeros_like(hours.codes)
+    places = codes[inside] * count + steps[inside]
+    sums = np.bincount(places, values[inside], minlength=len(groups) * count).reshape(len(groups), count)
+    return dict(zip(groups, sums, strict=True))
+
+
+def _hours_of_steps(reads: UsageRows, edges: Sequence[float], dimension: str | None) -> HourlyUsage:
     days = all(edge % DAY == 0 for edge in edges)  # as the cubes of days, whose days are those of UTC
     return reads.hours(dimension, days=days) if dimension else reads.hours_any_dimension(days=days)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 from django.db import connection
 
 from telemetry.models import Rollup
@@ -19,10 +21,10 @@ from telemetry.reads.usage_filters import (
     USER_TABLE,
     WORK_JOINS_SQL,
     UsageFilters,
-    rollup_buckets,
 )
-from telemetry.rollups.cubes import cube_periods, cubes_until
+from telemetry.rollups.cubes import cube_periods
 from telemetry.rollups.storage import rollup_condition
+from telemetry.rollups.whole_days import RollupState, rollup_state, use_rows
 
 SLOTS_SQL = "(upper(u.slots) - lower(u.slots))"
 USAGE_MEASURES = (
@@ -47,7 +49,7 @@ ROLLUPS_SQL = (
     + ", sum(r.energy_mj)"
     " FROM (SELECT allocation_id, unit_id, "
     + ", ".join(f"sum({name}) AS {name}" for name in USAGE_SUMS)
-    + " FROM telemetry_rollup WHERE {buckets} AND allocation_id IS NOT NULL GROUP BY 1, 2) r"
+    + " FROM {buckets} used WHERE allocation_id IS NOT NULL GROUP BY 1, 2) r"
     " JOIN scheduler_allocation a ON a.id = r.allocation_id"
     + HARDWARE_JOINS_SQL.format(unit="r.unit_id")
     + WORK_JOINS_SQL
@@ -59,13 +61,19 @@ KNOWN_SQL = "({0}.covered_seconds - coalesce({0}.utilisation_unknown_seconds, 0)
 WASTED_SQL = "({0}.empty_seconds + {0}.idle_seconds + coalesce({0}.inefficient_seconds, 0))"
 HOURS_SQL = (
     f"SELECT {{key}}, extract(epoch FROM r.bucket)::bigint, sum(r.utilisation_seconds * {SLOTS_SQL}),"
-    f" sum({KNOWN_SQL.format('r')} * {SLOTS_SQL}), sum(r.held_seconds * {SLOTS_SQL}),"
-    f" sum({WASTED_SQL.format('r')} * {SLOTS_SQL})"
+    f" sum({KNOWN_SQL.format('r')} * {SLOTS_SQL}), sum(r.held_seconds * {SLOTS_SQL})"
     " FROM (SELECT * FROM telemetry_rollup WHERE {buckets}) r"
     " JOIN scheduler_allocation a ON a.id = r.allocation_id"
     + HARDWARE_JOINS_SQL.format(unit="r.unit_id")
     + WORK_JOINS_SQL
     + " WHERE true{where} GROUP BY 1, 2"
+)
+# The hours of teams, with the aliases of HARDWARE_JOINS_SQL and WORK_JOINS_SQL.
+TEAM_HOURS_SQL = (
+    "SELECT {key}, extract(epoch FROM c.bucket)::bigint, sum(c.utilisation_seconds), sum(c.known_seconds),"
+    " sum(c.held_seconds) FROM telemetry_rollupteamcube c CROSS JOIN LATERAL (SELECT c.pool_id, c.model) g"
+    " CROSS JOIN LATERAL (SELECT c.team_id) p CROSS JOIN LATERAL (SELECT NULL::bigint AS owner_id) w"
+    " WHERE {buckets}{where} GROUP BY 1, 2"
 )
 # The aliases of HARDWARE_JOINS_SQL and WORK_JOINS_SQL for the rows of cubes.
 CUBES_SQL = (
@@ -82,7 +90,26 @@ CUBE_TOTALS_SQL = (
 )
 CUBE_HOURS_SQL = (
     "SELECT {key}, extract(epoch FROM c.bucket)::bigint, sum(c.utilisation_seconds),"
-    f" sum({KNOWN_SQL.format('c')}), sum(c.held_seconds), sum({WASTED_SQL.format('c')})" + CUBES_SQL
+    f" sum({KNOWN_SQL.format('c')}), sum(c.held_seconds)" + CUBES_SQL
+)
+# The number of the part of the period, and the wasted time. A part of which nothing is known has no row.
+PART_SQL = "SELECT {{key}}, least(%s - 1, floor((extract(epoch FROM {0}.bucket) - %s) / %s))::int, sum("
+CUBE_WASTED_SQL = (
+    f"{PART_SQL.format('c')}{WASTED_SQL.format('c')}){CUBES_SQL}"
+    f" HAVING sum({WASTED_SQL.format('c')}) IS NOT NULL"
+)
+ROLLUP_WASTED_SQL = (
+    f"{PART_SQL.format('r')}{WASTED_SQL.format('r')} * {SLOTS_SQL})"
+    " FROM (SELECT * FROM telemetry_rollup WHERE {buckets}) r"
+    " JOIN scheduler_allocation a ON a.id = r.allocation_id"
+    + HARDWARE_JOINS_SQL.format(unit="r.unit_id")
+    + WORK_JOINS_SQL
+    + f" WHERE true{{where}} GROUP BY 1, 2 HAVING sum({WASTED_SQL.format('r')}) IS NOT NULL"
+)
+# PostgreSQL finds the stored rows of allocations by an index.
+OF_WORKLOADS_SQL = (
+    " AND allocation_id = ANY(ARRAY("
+    "SELECT id FROM scheduler_allocation WHERE workload_id = ANY(%s::bigint[])))"
 )
 HOLDS_SQL = (
     "SELECT {key}, {name}, extract(epoch FROM lower(a.period))::float8,"
@@ -96,7 +123,7 @@ HOLDS_SQL = (
 
 
 # The dimensions whose groups are texts. The groups of the others are ids.
-TEXT_DIMENSIONS = frozenset({"type", "model", "project_user"})
+TEXT_DIMENSIONS = frozenset({"type", "model"})
 Statement = tuple[str, list[Any]]  # SQL and its parameters
 
 
@@ -111,38 +138,56 @@ class HeldInterval(NamedTuple):
     borrowed: bool
 
 
-class HourlyUsage(NamedTuple):
-    """The slot-seconds of one group in one hour. ``start`` is in seconds since the epoch.
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
-    ``known`` is the time whose utilisation is known, and ``used`` is this time weighted by utilisation. Both
-    are None if no sample arrived. ``held`` includes time without samples. ``wasted`` is the time of the steps
-    empty, idle and inefficient; None if no activity is known.
+
+@dataclass(frozen=True)
+class HourlyUsage:
+    """The slot-seconds of groups in hours, as columns: row ``n`` is about the group ``groups[codes[n]]``.
+
+    ``starts`` are in seconds since the epoch. ``known`` is the time whose utilisation is known, and ``used``
+    is this time weighted by utilisation. Both are NaN if no sample arrived. ``held`` includes time without
+    samples.
     """
 
-    group: Any
-    start: int
-    used: float | None
-    known: float | None
-    held: float
-    wasted: float | None
+    groups: list[Any]
+    codes: Integers
+    starts: Integers
+    used: Floats
+    known: Floats
+    held: Floats
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[tuple[Any, ...]]) -> HourlyUsage:
+        """Return the columns of (group, start, used, known, held) rows."""
+        number: dict[Any, int] = {}
+        codes = [number.setdefault(row[0], len(number)) for row in rows]
+        columns = [[row[place] for row in rows] for place in range(1, 5)]
+        return cls(
+            list(number),
+            np.array(codes, dtype=np.int64),
+            np.array(columns[0], dtype=np.int64),
+            *(np.array(column, dtype=np.float64) for column in columns[1:]),  # None becomes NaN
+        )
 
 
 class UsageRows:
     """The rows for one set of filters. Each kind of row is loaded on first use.
 
-    ``cubes_end`` is the end of the cubes, if the caller knows it.
+    ``state`` is the state of the rollups, if the caller knows it.
     """
 
-    def __init__(self, filters: UsageFilters, cubes_end: datetime | None = None) -> None:
+    def __init__(self, filters: UsageFilters, state: RollupState | None = None) -> None:
         self.filters = filters
-        if cubes_end is not None:
-            self.cubes_end = cubes_end
+        if state is not None:
+            self.state = state
         self._rollups: dict[str, list[tuple[str, Any, dict[str, Any]]]] = {}
-        self._hours: dict[tuple[str, bool], list[HourlyUsage]] = {}
+        self._hours: dict[tuple[str, bool], HourlyUsage] = {}
         self._holds: dict[str, list[HeldInterval]] = {}
 
     def rollups(self, dimension: str) -> list[tuple[str, Any, dict[str, Any]]]:
-        """Return (model, group, sums) rows. A model and group may have two rows, whose sums are added.
+        """Return (model, group, sums) rows, one for each model and group.
 
         ``sums`` maps each measure to slot-seconds. It also contains ``energy_mj`` and the group's ``name``.
         """
@@ -156,13 +201,13 @@ class UsageRows:
         return charge_sums([self.filters], shared_dimensions(self.filters))[0]
 
     @cached_property
-    def cubes_end(self) -> datetime | None:
-        """Return the end of the last hour with a cube; None without cubes."""
-        return cubes_until()
+    def state(self) -> RollupState:
+        """Return which rollups are complete."""
+        return rollup_state(self.filters.start, self.filters.end)
 
     def _cubes(self, *, days: bool = True) -> tuple[tuple[str, list[Any]] | None, datetime]:
         """Return an SQL condition on cubes with its parameters, and the time from which rollups are read."""
-        until = self.cubes_end
+        until = self.state.cubes_until
         start, end = self.filters.start, self.filters.end
         if until is None or until <= start:
             return None, start
@@ -186,13 +231,15 @@ class UsageRows:
         known = next(iter(self._rollups), "team")
         return _sum_by_group((model, sums) for model, _, sums in self.rollups(known))
 
-    def hours(self, dimension: str, *, days: bool = False) -> list[HourlyUsage]:
+    def hours(self, dimension: str, *, days: bool = False) -> HourlyUsage:
         """Return the usage of each hour by group. If ``days`` is True, one row may cover a whole day."""
+        if (dimension, False) in self._hours:
+            return self._hours[dimension, False]
         if (dimension, days) not in self._hours:
             load_hours([(self, dimension)], days=days)
         return self._hours[dimension, days]
 
-    def hours_any_dimension(self, *, days: bool = False) -> list[HourlyUsage]:
+    def hours_any_dimension(self, *, days: bool = False) -> HourlyUsage:
         """Return the usage of each hour, grouped by any dimension, for callers that add up all groups.
 
         The rows of a dimension that is already loaded are used.
@@ -200,6 +247,33 @@ class UsageRows:
         loaded = (key for key in self._hours if days or not key[1])
         dimension, of_days = next(loaded, ("team", days))
         return self.hours(dimension, days=of_days)
+
+    def wasted_parts(self, dimension: str, groups: list[int], parts: int) -> list[tuple[int, int, float]]:
+        """Return (group, number of the part, slot-seconds) of ``parts`` equal parts of the period.
+
+        The time is that of the steps empty, idle and inefficient. Runs one query, and none without groups.
+        """
+        if not groups:
+            return []
+        key, _ = READ_DIMENSIONS[dimension]
+        length = (self.filters.end - self.filters.start).total_seconds() / parts
+        cubes, start = self._cubes(days=False) if dimension in CUBE_DIMENSIONS else (None, self.filters.start)
+        where, more = self.filters.sql()
+        found: list[Statement] = []
+
+        def add(sql: str, buckets: str, values: list[Any]) -> None:
+            text = sql.format(key=key, buckets=buckets, where=f"{where} AND {key} = ANY(%s::bigint[])")
+            period = [parts, self.filters.start.timestamp(), length]
+            found.append((text, [*period, *values, *more, groups]))
+
+        if cubes:
+            add(CUBE_WASTED_SQL, *cubes)
+        if start < self.filters.end:
+            buckets, values = rollup_condition(Rollup.Resolution.HOUR, start, self.filters.end)
+            if dimension == "workload":
+                buckets, values = buckets + OF_WORKLOADS_SQL, [*values, groups]
+            add(ROLLUP_WASTED_SQL, buckets, values)
+        return _run_together([found])[0]
 
     def holds(self, dimension: str) -> list[HeldInterval]:
         """Return the held intervals of the period by group."""
@@ -216,13 +290,19 @@ class UsageRows:
         cubes, start = self._cubes() if dimension in CUBE_DIMENSIONS else (None, self.filters.start)
         found = [self._statement(CUBE_TOTALS_SQL, key, name, *cubes)] if cubes else []
         if start < self.filters.end:
-            found.append(self._statement(ROLLUPS_SQL, key, name, *rollup_buckets(self.filters, start)))
+            used = use_rows(start, self.filters.end, self.state.open_days, USAGE_SUMS)
+            found.append(self._statement(ROLLUPS_SQL, key, name, *used))
         return found
 
     def hour_statements(self, dimension: str, days: bool) -> list[Statement]:
         key, _ = READ_DIMENSIONS[dimension]
         cubes, start = self._cubes(days=days) if dimension in CUBE_DIMENSIONS else (None, self.filters.start)
-        found = [self._statement(CUBE_HOURS_SQL, key, "", *cubes)] if cubes else []
+        found = []
+        if cubes and dimension == "team" and not days and not self.filters.selects_work:
+            period = [self.filters.start, min(self.filters.end, start)]
+            found.append(self._statement(TEAM_HOURS_SQL, key, "", "c.bucket >= %s AND c.bucket < %s", period))
+        elif cubes:
+            found.append(self._statement(CUBE_HOURS_SQL, key, "", *cubes))
         if start < self.filters.end:
             buckets = rollup_condition(Rollup.Resolution.HOUR, start, self.filters.end)
             found.append(self._statement(HOURS_SQL, key, "", *buckets))
@@ -237,13 +317,18 @@ class UsageRows:
         return sql.format(key=key, name=name, buckets=buckets, where=where), [*values, *more]
 
     def keep_rollups(self, dimension: str, rows: list[tuple[Any, ...]]) -> None:
-        self._rollups[dimension] = [
-            (model, group, {"name": name, **dict(zip(USAGE_SUMS, sums, strict=True))})
-            for model, group, name, *sums in rows
-        ]
+        found: dict[tuple[str, Any], dict[str, Any]] = {}
+        for model, group, name, *sums in rows:
+            row = dict(zip(USAGE_SUMS, sums, strict=True))
+            # The hour in progress is a row of its own.
+            if known := found.get((model, group)):
+                row = {measure: _sum_known((known[measure], value)) for measure, value in row.items()}
+            row["name"] = name
+            found[model, group] = row
+        self._rollups[dimension] = [(model, group, sums) for (model, group), sums in found.items()]
 
     def keep_hours(self, dimension: str, days: bool, rows: list[tuple[Any, ...]]) -> None:
-        self._hours[dimension, days] = [HourlyUsage(*row) for row in rows]
+        self._hours[dimension, days] = HourlyUsage.of_rows(rows)
 
     def keep_holds(self, dimension: str, rows: list[tuple[Any, ...]]) -> None:
         low, high = self.filters.start.timestamp(), self.filters.end.timestamp()

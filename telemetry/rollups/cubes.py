@@ -1,7 +1,8 @@
 """Write the cubes of rollups: their sums by hour and by day over all GPUs.
 
 A row has the sums of one pool, model, project, type of work and person, in slot-seconds. Pages with totals
-over many GPUs read cubes. A cube is written when its hour is over, and again after a late sample.
+over many GPUs read cubes. A cube is written when its hour is over, and again after a late sample. The cubes
+of hours by team, and the version of each past day, are written with it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,6 @@ def write_cubes(hours: Iterable[datetime], now: datetime) -> None:
     if ended:
         with connection.cursor() as cursor:
             cursor.execute("SELECT telemetry_write_cubes(%s::timestamptz[], %s)", [ended, now])
-
-
-def cubes_until() -> datetime | None:
-    """Return the end of the last hour with a cube; None without cubes."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT max(bucket) FROM telemetry_rollupcube WHERE resolution = 3600")
-        (last,) = cursor.fetchone()
-    return None if last is None else last + timedelta(hours=1)
 
 
 def cube_periods(start: datetime, end: datetime, until: datetime) -> list[tuple[int, datetime, datetime]]:

@@ -77,11 +77,6 @@ SELECT coalesce(
     (SELECT max(bucket) FROM telemetry_rollup
      WHERE resolution = 60 AND container = (SELECT max(container) FROM telemetry_rollupminutes)))
 """
-_FIRST_OPEN_DAY_SQL = """
-SELECT date_trunc('day', least(
-    (SELECT min(bucket) FROM telemetry_rollupopen WHERE resolution = 3600),
-    (SELECT min(bucket) FROM telemetry_rollupdue WHERE resolution = 86400)), 'UTC')
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +190,6 @@ def pack_rollups(
 def _container_start(resolution: int, moment: datetime) -> datetime:
     seconds = int(moment.timestamp())
     return datetime.fromtimestamp(seconds - seconds % CONTAINER_SECONDS[Rollup.Resolution(resolution)], UTC)
-
-
-def first_open_day() -> datetime | None:
-    """Return the first day whose rollups of days are not final; None without such a day."""
-    with connection.cursor() as cursor:
-        cursor.execute(_FIRST_OPEN_DAY_SQL)
-        first: datetime | None = cursor.fetchone()[0]
-    return first
 
 
 def rollup_condition(resolution: int, start: datetime, end: datetime) -> tuple[str, list[Any]]:

@@ -34,6 +34,7 @@ def three_days(world: World) -> World:
             for hour in range(72):
                 bucket = at(9) + timedelta(hours=hour)
                 measures = {"covered_seconds": 3000 + hour, "energy_mj": 10**9 + number}
+                measures |= {"empty_seconds": 10 * hour, "idle_seconds": 5}
                 store_rollup(3600, bucket, unit, allocation, utilisation_seconds=100.5 * hour, **measures)
     roll_up_written_hours(at(9), END, END)
     return world

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import defaultdict
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -115,8 +116,11 @@ def test_the_demand_of_a_day_is_that_of_its_hours(world: World) -> None:
         zone,
         at(23, day=6),
     )
+    wanted_on: dict[dt.date, float] = defaultdict(float)
+    for start, gpus in zip(hours.starts.tolist(), hours.wanted.tolist(), strict=True):
+        wanted_on[dt.datetime.fromtimestamp(start, zone).date()] += gpus
     for day, gpu_hours in by_model[H100].items():
-        wanted = sum(hour.wanted for hour in hours if hour.start.date() == day)
+        wanted = wanted_on[day]
         assert gpu_hours == pytest.approx(wanted), day
     assert by_model[A100][dt.date(2026, 3, 4)] == pytest.approx(1.0)
     # The site recorded nothing on the sixth, so it is unknown; the A100s had no demand before the fourth.

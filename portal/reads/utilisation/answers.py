@@ -108,11 +108,13 @@ def _levels(scope: UtilisationScope) -> Rows:
 
 
 def _demand(scope: UtilisationScope) -> Rows:
-    edges = [hour.start.timestamp() for hour in scope.demand]
-    owned = scope.saving.gpus_owned.per_step([*edges, edges[-1] + HOUR_SECONDS]) if edges else []
+    demand, zone = scope.demand, scope.period.zone
+    starts = demand.starts.tolist()
+    owned = scope.saving.gpus_owned.per_step([*starts, starts[-1] + HOUR_SECONDS]) if starts else []
+    rows = zip(starts, demand.held.tolist(), demand.waiting.tolist(), owned, strict=True)
     return [
-        [hour.start.isoformat(), hour.held, hour.waiting, capacity]
-        for hour, capacity in zip(scope.demand, owned, strict=True)
+        [datetime.fromtimestamp(start, zone).isoformat(), held, waiting, capacity]
+        for start, held, waiting, capacity in rows
     ]
 
 

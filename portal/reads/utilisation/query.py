@@ -25,7 +25,7 @@ from telemetry.reads.usage_filters import CUBE_DIMENSIONS, UsageFilters
 from telemetry.reads.usage_over_time import UsageSeries, usage_over_time
 from telemetry.reads.usage_rows import UsageRows, load_charges, load_holds, load_hours, load_rollups
 from telemetry.reads.utilisation.events import UseEvent, use_events
-from telemetry.reads.utilisation.waste import MAX_TREND_HOURS, WASTE_STEPS, WasteRow, waste_by
+from telemetry.reads.utilisation.waste import WASTE_STEPS, WasteRow, waste_by, waste_trends
 from telemetry.reads.wait_times import WAIT_GROUPS, GroupWaitTimes, wait_times
 from telemetry.reads.waterfall import UsageWaterfall, WorkKey, usage_waterfall, use_dimension
 
@@ -104,10 +104,9 @@ class UtilisationScope:
         use = use_dimension(self.filters)
         load_charges(both)
         load_rollups([(now, "team"), *((rows, use) for rows in both)])
+        load_hours([(now, "team")])
         if not self.filters.is_long:
             load_holds([(rows, "team") for rows in both])
-        if self.filters.hours <= MAX_TREND_HOURS:
-            load_hours([(now, "team"), (now, use)])
 
     def filters_for_names(self, dimension: str) -> UsageFilters:
         """Return the filters of a chart whose groups have names, such as names of people.
@@ -124,13 +123,13 @@ class UtilisationScope:
 
     @cached_property
     def waterfall_before(self) -> UsageWaterfall | None:
-        """Return the waterfall of the compared period, without its cost.
+        """Return the waterfall of the compared period, without its parts and costs.
 
         The result is None without a comparison or without capacity.
         """
         if self.rows_before is None:
             return None
-        fall = usage_waterfall(self.rows_before.filters, self.rows_before, with_cost=False)
+        fall = usage_waterfall(self.rows_before.filters, self.rows_before, with_parts=False)
         return fall if fall.gpu_hours else None
 
     @cached_property
@@ -140,7 +139,7 @@ class UtilisationScope:
             return None
         start, end = self.filters.start - self.compared, self.filters.end - self.compared
         filters = dataclasses.replace(self.filters, start=start, end=end)
-        return UsageRows(filters, self.usage_rows.cubes_end)
+        return UsageRows(filters, self.usage_rows.state)
 
     @cached_property
     def waste(self) -> list[WasteRow]:
@@ -183,6 +182,12 @@ class UtilisationScope:
         """Return the first rows of ``waste`` that the viewer may see by name; with "shown", all of them."""
         named = [row for row in self.waste if row.work in self.named_works]
         return named if "shown" in self.parameters else named[:LISTED_ROWS]
+
+    @cached_property
+    def trends(self) -> dict[WorkKey, list[float | None]]:
+        """Return the trend of each row of ``listed_waste`` that has one."""
+        ranking = dict(RANKING_DIMENSIONS)[self.ranking]
+        return waste_trends(ranking, self.usage_rows, (row.work for row in self.listed_waste))
 
     @cached_property
     def listed_names(self) -> dict[WorkKey, NamedWork]:
@@ -229,11 +234,11 @@ class UtilisationScope:
             return None
         start, end = before.filters.start, before.filters.end
         filters = dataclasses.replace(self.filters_for_names(self.dimension), start=start, end=end)
-        reads = before if filters == before.filters else UsageRows(filters)
+        reads = before if filters == before.filters else UsageRows(filters, before.state)
         return mean_gpus_by(self.dimension, reads)
 
     @cached_property
-    def demand(self) -> list[HourlyDemand]:
+    def demand(self) -> HourlyDemand:
         return hourly_demand(self.filters, self.usage_rows, self.period.zone, self.now)
 
     @cached_property

@@ -170,18 +170,18 @@ def filter_field(bound: BoundField) -> dict[str, Any]:
     return {"control": bound.as_widget(attrs=attrs), "errors": list(bound.errors)}
 
 
-def table_cell(cell: Any, columns: Sequence[Mapping[str, Any]], index: int) -> SafeString:
-    """Render a cell of a table: a value, or a mapping with ``text``, ``url`` and ``indent`` (1 or 2)."""
+def table_cells(row: Sequence[Any], columns: Sequence[Mapping[str, Any]]) -> SafeString:
+    """Render the cells of a row: values, or mappings with ``text``, ``url`` and ``indent`` (1 or 2)."""
+    return mark_safe("".join(_table_cell(cell, columns[index]) for index, cell in enumerate(row)))
+
+
+def _table_cell(cell: Any, column: Mapping[str, Any]) -> str:
     values: Mapping[str, Any] = cell if isinstance(cell, Mapping) else {"text": cell}
-    text = UNKNOWN_TEXT if values["text"] is None else values["text"]
-    classes = ["num"] if columns[index].get("numeric") else []
+    shown = conditional_escape(UNKNOWN_TEXT if values["text"] is None else values["text"])
+    if values.get("url"):
+        shown = format_html('<a href="{}">{}</a>', values["url"], shown)
+    classes = ["num"] if column.get("numeric") else []
     if values.get("indent"):
-        classes.append(f"indent-{values['indent']}")
-    shown = (
-        format_html('<a href="{}">{}</a>', values["url"], text)
-        if values.get("url")
-        else conditional_escape(text)
-    )
-    return format_html(
-        "<td{}>{}</td>", format_html(' class="{}"', " ".join(classes)) if classes else "", shown
-    )
+        classes.append(f"indent-{int(values['indent'])}")
+    # Both parts are safe. A page has hundreds of cells, and format_html would escape each part again.
+    return f'<td class="{" ".join(classes)}">{shown}</td>' if classes else f"<td>{shown}</td>"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import date, datetime, timedelta, tzinfo
+from typing import Any
 
 from django.db import connection
 
@@ -35,7 +36,7 @@ WAITING_SQL = (
     "   WHERE w.profile = %s AND w.submitted_at < %s"
     "   AND (w.ended_at IS NULL OR w.ended_at > %s))"
     " SELECT wait.pool_id, coalesce(wait.got, wait.wanted, usual.model, ''), day.number,"
-    "   sum(wait.gpus * "
+    f"   sum(wait.gpus * {SLOTS_PER_GPU} * "
     + SECONDS_SQL.format(start="wait.start", end="wait.until")
     + f") FROM wait LEFT JOIN usual ON usual.pool_id = wait.pool_id JOIN {DAYS_SQL}"
     " ON wait.start < day.until AND wait.until > day.start GROUP BY 1, 2, 3"
@@ -53,14 +54,10 @@ def daily_demand(end: date, days: int, zone: tzinfo) -> DemandByDay:
     dates = [end - timedelta(days=number) for number in range(days, 0, -1)]
     edges = [datetime(day.year, day.month, day.day, tzinfo=zone) for day in [*dates, end]]
     starts, ends = edges[:-1], edges[1:]
+    waits: list[Any] = [edges[-1], WHOLE_GPU_PROFILE, edges[-1], edges[0], starts, ends]
     with connection.cursor() as cursor:
-        cursor.execute(HELD_SQL, [starts, ends])
-        rows = [(pool, model, number, float(value)) for pool, model, number, value in cursor.fetchall()]
-        cursor.execute(WAITING_SQL, [edges[-1], WHOLE_GPU_PROFILE, edges[-1], edges[0], starts, ends])
-        rows += [
-            (pool, model, number, float(value) * SLOTS_PER_GPU)
-            for pool, model, number, value in cursor.fetchall()
-        ]
+        cursor.execute(f"{HELD_SQL} UNION ALL ({WAITING_SQL})", [starts, ends, *waits])
+        rows = cursor.fetchall()
     sums: dict[tuple[int, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for pool, model, number, slot_seconds in rows:
         sums[pool, model][int(number) - 1] += slot_seconds / SLOT_SECONDS_PER_GPU_HOUR

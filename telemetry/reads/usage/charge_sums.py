@@ -7,6 +7,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from django.core.exceptions import EmptyResultSet
+from django.db import connection
 from django.db.models import BigIntegerField, Case, DateTimeField, F, Q, QuerySet, Sum, Value, When
 
 from telemetry.core.amounts import ZERO
@@ -66,26 +68,36 @@ def charge_sums(periods: Sequence[UsageFilters], dimensions: Collection[str]) ->
         for query in (_inside(number, filters, dimensions), _crossing(number, filters, dimensions))
     ]
     found: list[list[ChargeSums]] = [[] for _ in periods]
-    for number, *row in parts[0].union(*parts[1:], all=True):
-        found[number].append(_sums(periods[number], dimensions, row))
+    try:
+        sql, values = parts[0].union(*parts[1:], all=True).query.sql_with_params()
+    except EmptyResultSet:  # the viewer sees no team, so no line matches
+        return found
+    # The rows of the cursor have the types of the columns. A query set would convert each value again.
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        for number, *row in cursor.fetchall():
+            found[number].append(_sums(periods[number], dimensions, row))
     return found
 
 
 def _sums(filters: UsageFilters, dimensions: Collection[str], row: list[Any]) -> ChargeSums:
     bucket, reservation, is_reserved, *found = row
     seconds, cost, charged, priced, first, last = found[-6:]
-    share = 1.0 if first is None else _share_inside(first, last, filters)
-    part = Decimal(str(share))
+    whole_charged = charged
+    if first is not None:
+        share = _share_inside(first, last, filters)
+        part = Decimal(str(share))
+        seconds, cost, charged = float(seconds) * share, cost * part, charged * part
     return ChargeSums(
         bucket,
         dict(zip(dimensions, found[:-6], strict=True)),
         reservation or 0,
         is_reserved,
-        float(seconds) * share,
-        cost * part,
-        charged * part,
-        int(priced or 0),
+        float(seconds),
+        cost,
         charged,
+        int(priced or 0),
+        whole_charged,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 from django.db import connection
@@ -16,25 +18,27 @@ SLOT_MICROS_PER_GPU_MINUTE = SLOTS_PER_GPU * 60_000_000
 _Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 _Minutes = np.ndarray[tuple[int, ...], np.dtype[np.uint16]]
 # Only two arrays are unpacked, because the view unpacks all measures.
-_PACKED_SQL = """
-SELECT gpu.host_id, slot.number - 1, sum(slot.used * size.slots), sum(slot.covered * size.slots)
+_DAYS_SQL = """
+SELECT packed.container, gpu.host_id, slot.number - 1,
+    sum(slot.used * size.slots)::float8, sum(slot.covered * size.slots)::float8
 FROM telemetry_rolluphours AS packed JOIN scheduler_unit AS unit ON unit.id = packed.unit_id
 JOIN scheduler_gpu AS gpu ON gpu.id = unit.gpu_id
 CROSS JOIN LATERAL (SELECT upper(unit.slots) - lower(unit.slots) AS slots) AS size
 CROSS JOIN LATERAL unnest(packed.utilisation_seconds, packed.covered_seconds)
     WITH ORDINALITY AS slot (used, covered, number)
-WHERE packed.container = %s AND slot.covered > 0 AND slot.used IS NOT NULL GROUP BY 1, 2
-"""
-_OPEN_SQL = """
-SELECT open.host_id, (extract(epoch FROM open.bucket - %s)::integer / 3600),
-    sum(slot.used * size.slots), sum(slot.covered * size.slots)
+WHERE packed.container = ANY(%(days)s::timestamptz[]) AND slot.covered > 0 AND slot.used IS NOT NULL
+GROUP BY 1, 2, 3
+UNION ALL
+SELECT date_trunc('day', open.bucket, 'UTC'), open.host_id, extract(hour FROM open.bucket AT TIME ZONE 'UTC'),
+    sum(slot.used * size.slots)::float8, sum(slot.covered * size.slots)::float8
 FROM telemetry_rollupopen AS open
 CROSS JOIN LATERAL unnest(open.unit_ids, open.utilisation_seconds, open.covered_seconds)
     AS slot (unit_id, used, covered)
 JOIN scheduler_unit AS unit ON unit.id = slot.unit_id
 CROSS JOIN LATERAL (SELECT upper(unit.slots) - lower(unit.slots) AS slots) AS size
-WHERE open.resolution = 3600 AND open.bucket >= %s AND open.bucket < %s
-    AND slot.covered > 0 AND slot.used IS NOT NULL GROUP BY 1, 2
+WHERE open.resolution = 3600 AND date_trunc('day', open.bucket, 'UTC') = ANY(%(days)s::timestamptz[])
+    AND slot.covered > 0 AND slot.used IS NOT NULL
+GROUP BY 1, 2, 3
 """
 
 
@@ -51,19 +55,27 @@ class HostDay:
     weight: _Minutes
 
 
-def host_day(day: datetime) -> HostDay:
-    """Return the use of all hosts on the day that begins at ``day``. Runs two queries."""
+def host_days(days: Collection[datetime]) -> dict[datetime, HostDay]:
+    """Return the use of all hosts on each day, by its start. Runs one query; none without days."""
+    if not days:
+        return {}
     with connection.cursor() as cursor:
-        cursor.execute(_PACKED_SQL, [day])
+        cursor.execute(_DAYS_SQL, {"days": sorted(days)})
         rows = cursor.fetchall()
-        cursor.execute(_OPEN_SQL, [day, day, day + timedelta(days=1)])
-        rows += cursor.fetchall()
+    rows_of: dict[datetime, list[tuple[Any, ...]]] = {day: [] for day in days}
+    for day, *row in rows:
+        rows_of[day].append(tuple(row))
+    return {day: _host_day(of_day) for day, of_day in rows_of.items()}
+
+
+def _host_day(rows: Sequence[tuple[Any, ...]]) -> HostDay:
+    """Return the use of one day from (host, hour, used, covered) rows in slot-microseconds."""
     hosts = sorted({row[0] for row in rows})
     index = {host: number for number, host in enumerate(hosts)}
     used, covered = np.zeros((len(hosts), HOURS)), np.zeros((len(hosts), HOURS))
     for host, hour, of_used, of_covered in rows:
-        used[index[host], hour] += float(of_used)
-        covered[index[host], hour] += float(of_covered)
+        used[index[host], int(hour)] += of_used
+        covered[index[host], int(hour)] += of_covered
     known = covered > 0
     share = np.divide(used, covered, out=np.zeros_like(used), where=known)
     busy = np.where(known, np.clip(np.rint(share * 100), 0, 100), UNKNOWN).astype(np.uint8)

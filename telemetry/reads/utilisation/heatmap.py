@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, tzinfo
+
+import numpy as np
 
 from telemetry.reads.usage_filters import UsageFilters
-from telemetry.reads.usage_rows import UsageRows
+from telemetry.reads.usage_rows import Floats, UsageRows
+from telemetry.reads.utilisation.week import CELLS, by_weekday, cells_of_week, highest_of_week
 
 
 def utilisation_heatmap(
@@ -16,14 +18,24 @@ def utilisation_heatmap(
 
     A cell is None if nothing was measured.
     """
-    used: dict[tuple[int, int], float] = defaultdict(float)
-    known: dict[tuple[int, int], float] = defaultdict(float)
-    for hour in (reads or UsageRows(filters)).hours_any_dimension():
-        if hour.used is not None and hour.known:
-            at = datetime.fromtimestamp(hour.start, zone)
-            used[at.weekday(), at.hour] += hour.used
-            known[at.weekday(), at.hour] += hour.known
-    cells: list[list[float | None]] = [[None] * 24 for _ in range(7)]
-    for (day, of_day), seconds in known.items():
-        cells[day][of_day] = min(1.0, used[day, of_day] / seconds)
-    return cells
+    hours = (reads or UsageRows(filters)).hours_any_dimension()
+    is_known = ~np.isnan(hours.used) & (hours.known > 0)
+    cells = cells_of_week(hours.starts[is_known], zone)
+    used = np.bincount(cells, hours.used[is_known], CELLS)
+    known = np.bincount(cells, hours.known[is_known], CELLS)
+    shares = [
+        min(1.0, of_used / of_known) if of_known else None
+        for of_used, of_known in zip(used.tolist(), known.tolist(), strict=True)
+    ]
+    return by_weekday(shares)
+
+
+def busiest_hours(reads: UsageRows, zone: tzinfo) -> list[list[int | None]]:
+    """Return the hour with the most use of each weekday and hour in ``zone``, in seconds since the epoch.
+
+    A cell is None if the period has no such hour.
+    """
+    hours = reads.hours_any_dimension()
+    starts, places = np.unique(hours.starts, return_inverse=True)
+    used: Floats = np.bincount(places, np.nan_to_num(hours.used), len(starts)).astype(np.float64)
+    return highest_of_week(starts, used, zone)

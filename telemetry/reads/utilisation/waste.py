@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cached_property
 from typing import Any
 
 from telemetry.core.amounts import ZERO, round_parts
@@ -18,6 +19,7 @@ from telemetry.reads.waterfall import WorkKey, WorkPart, use_dimension, use_grou
 WASTE_STEPS = ("empty", "idle", "inefficient", "reserved_unused")
 RANKINGS = ("user", "project", "workload")
 TREND_POINTS = 8
+NOBODY = WorkKey()
 # A trend reads the use of each hour by workload, so long periods have none.
 MAX_TREND_HOURS = 31 * 24
 
@@ -27,8 +29,7 @@ class WasteRow:
     """The waste of one workload (or unused reservation), project or person.
 
     ``hours`` has the GPU-hours of each step of WASTE_STEPS. ``busy`` and ``sm_active`` are means of the held
-    time in which they are known, 0 to 1; None if unknown. ``trend`` has the empty, idle and inefficient
-    GPU-hours of equal parts of the period, None where no activity is known; it is empty for a long period.
+    time in which they are known, 0 to 1; None if unknown.
     """
 
     work: WorkKey
@@ -37,9 +38,8 @@ class WasteRow:
     held_hours: float
     busy: float | None
     sm_active: float | None
-    trend: list[float | None]
 
-    @property
+    @cached_property
     def wasted_hours(self) -> float:
         return sum(self.hours.values())
 
@@ -68,34 +68,25 @@ def waste_by(
     """
     if ranking == "workload" and filters.is_long:
         raise ValueError(f"ranking: 'workload' is not one of {', '.join(RANKINGS[:2])}, for over 62 days")
-    hours: dict[WorkKey, dict[str, float]] = defaultdict(lambda: dict.fromkeys(WASTE_STEPS, 0.0))
-    costs: dict[WorkKey, Decimal] = defaultdict(Decimal)
-    held: dict[WorkKey, float] = defaultdict(float)
-    group_of_use: dict[Any, WorkKey] = {}
-    for part in parts:
-        group = _group(ranking, part.work)
-        if part.work.workload or (filters.is_long and part.held):
-            group_of_use[use_group(filters, part.work)] = group
-        if part.held:
-            held[group] += to_gpu_hours(part.slot_seconds)
-        if part.key in steps and group != WorkKey():
-            hours[group][part.key] += to_gpu_hours(part.slot_seconds)
-            costs[group] += part.cost
-    measured = _measured(reads, group_of_use)
-    trends = _trends(filters, reads, group_of_use)
-    groups = sorted(hours, key=lambda group: (-sum(hours[group].values()), group))
-    cents = round_parts([costs[group] for group in groups], smallest_unit(filters.currency))
+    sums = _sums_by_group(ranking, filters, parts, steps)
+    measured = _measured(reads, sums.group_of_use)
+    hours = {
+        group: {step: to_gpu_hours(seconds) for step, seconds in of_steps.items()}
+        for group, of_steps in sums.seconds.items()
+    }
+    wasted = {group: sum(of_steps.values()) for group, of_steps in hours.items()}
+    groups = sorted(hours, key=lambda group: (-wasted[group], group))
+    cents = round_parts([sums.costs[group] for group in groups], smallest_unit(filters.currency))
     return [
         WasteRow(
             group,
             hours[group],
             cost,
-            held[group],
+            to_gpu_hours(sums.held[group]),
             *measured.get(group, (None, None)),
-            trends.get(group, []),
         )
         for group, cost in zip(groups, cents, strict=True)
-        if sum(hours[group].values()) > 0
+        if wasted[group] > 0
     ]
 
 
@@ -117,6 +108,40 @@ def rank_of_person(
     }
     rank = 1 + sum(value > wasted[user] for value in wasted.values()) if user in wasted else None
     return rank, len(wasted)
+
+
+@dataclass(frozen=True)
+class _GroupSums:
+    """The sums of the parts by group: wasted slot-seconds by step, their cost, and held slot-seconds.
+
+    ``group_of_use`` has the group to which each group of ``use_dimension`` belongs.
+    """
+
+    seconds: dict[WorkKey, dict[str, float]] = field(
+        default_factory=lambda: defaultdict(lambda: dict.fromkeys(WASTE_STEPS, 0.0))
+    )
+    costs: dict[WorkKey, Decimal] = field(default_factory=lambda: defaultdict(Decimal))
+    held: dict[WorkKey, float] = field(default_factory=lambda: defaultdict(float))
+    group_of_use: dict[int, WorkKey] = field(default_factory=dict)
+
+
+def _sums_by_group(
+    ranking: str, filters: UsageFilters, parts: Iterable[WorkPart], steps: Collection[str]
+) -> _GroupSums:
+    found = _GroupSums()
+    group_of: dict[WorkKey, WorkKey] = {}
+    for step, _, work, seconds, cost, is_held in parts:
+        group = group_of.get(work)
+        if group is None:
+            group = group_of[work] = _group(ranking, work)
+        if work.workload or (filters.is_long and is_held):
+            found.group_of_use[use_group(filters, work)] = group
+        if is_held:
+            found.held[group] += seconds
+        if step in steps and group != NOBODY:
+            found.seconds[group][step] += seconds
+            found.costs[group] += cost
+    return found
 
 
 def wasted_cost(rows: Iterable[WasteRow]) -> Decimal:
@@ -155,16 +180,19 @@ def _share(sums: list[float] | None) -> float | None:
     return min(1.0, sums[0] / sums[1]) if sums and sums[1] else None
 
 
-def _trends(
-    filters: UsageFilters, reads: UsageRows, groups: dict[Any, WorkKey]
+def waste_trends(
+    ranking: str, reads: UsageRows, works: Iterable[WorkKey]
 ) -> dict[WorkKey, list[float | None]]:
-    if filters.hours > MAX_TREND_HOURS:
+    """Return the empty, idle and inefficient GPU-hours of TREND_POINTS equal parts of the period, by work.
+
+    A point is None where no activity is known. Works without a known point are left out. The result is empty
+    for a period over MAX_TREND_HOURS.
+    """
+    if reads.filters.hours > MAX_TREND_HOURS:
         return {}
+    work_of = {getattr(work, ranking): work for work in works if getattr(work, ranking)}
     found: dict[WorkKey, list[float | None]] = defaultdict(lambda: [None] * TREND_POINTS)
-    start, length = filters.start.timestamp(), (filters.end - filters.start).total_seconds() / TREND_POINTS
-    for hour in reads.hours("workload"):
-        group = groups.get(hour.group)
-        if group is not None and hour.wasted is not None:
-            point = min(TREND_POINTS - 1, max(0, int((hour.start - start) // length)))
-            found[group][point] = (found[group][point] or 0.0) + to_gpu_hours(hour.wasted)
+    for key, point, slot_seconds in reads.wasted_parts(ranking, list(work_of), TREND_POINTS):
+        known = found[work_of[key]]
+        known[point] = (known[point] or 0.0) + to_gpu_hours(slot_seconds)
     return dict(found)

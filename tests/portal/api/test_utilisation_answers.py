@@ -70,7 +70,7 @@ def ask(used: World, client_of: Callable[[User], APIClient]) -> Ask:
 @pytest.fixture(autouse=True)
 def no_cache() -> Any:
     """Compute the map of the fleet each time."""
-    with mock.patch("portal.reads.utilisation.fleet_map.cache_get", return_value=None):
+    with mock.patch("portal.reads.utilisation.fleet_map.cache_get_many", return_value={}):
         yield
 
 
@@ -455,7 +455,8 @@ def test_an_hour_of_the_map_weighs_its_measured_gpu_minutes(used: World) -> None
     bucket = hours.filter(covered_seconds__gt=0).order_by("bucket").values_list("bucket", flat=True)[0]
     rows = hours.filter(bucket=bucket).values_list("covered_seconds", "utilisation_seconds")
     seconds = sum(covered for covered, utilisation in rows if utilisation is not None)
-    day = fleet_reads.host_day(bucket.replace(hour=0))
+    start = bucket.replace(hour=0)
+    day = fleet_reads.host_days([start])[start]
     place = day.hosts.index(Host.objects.get(name="alpha").pk)
     assert day.weight[place, bucket.hour] == round(seconds / 60) > 0
 

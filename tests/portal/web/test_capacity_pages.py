@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from typing import Any
 
 import pytest
 from django.core.cache import cache
@@ -11,8 +12,9 @@ from django.urls import reverse
 from rest_framework.test import APIClient
 
 from portal.models import AuditEvent
-from portal.reads.fleet.demand_forecast import demand_before
+from portal.reads.fleet.demand_forecast import past_demand, warm_demand
 from telemetry.capacity import studies
+from telemetry.core.capacity.demand_forecast import forecast_demand
 from telemetry.models import CapacityStudy
 from tests.portal.web.test_manage_money_pages import signed_in
 from tests.telemetry.rows import at, hold, rates, workload
@@ -89,13 +91,19 @@ def test_page_file_and_endpoint_show_the_same_sizes(studied: CapacityStudy, rate
     ]
 
 
-def test_the_demand_of_past_days_is_read_once_a_day(rates: World) -> None:
+def test_the_demand_of_past_days_is_read_once_a_day_and_before_a_request_needs_it(
+    rates: World, django_assert_num_queries: Any
+) -> None:
     cache.clear()
     unit = units_of(rates.hosts["gamma"])[0]
     hold(workload(rates, rates.vision, submitted_at=at(9, day=3)), unit, at(9, day=3), at(11, day=3))
-    first = demand_before(dt.date(2026, 3, 6), dt.UTC)
-    assert first[rates.shared.pk, A100][dt.date(2026, 3, 3)] == pytest.approx(2.0)
-    assert demand_before(dt.date(2026, 3, 6), dt.UTC) == first
+    warm_demand(at(12, day=6), dt.UTC)
+    with django_assert_num_queries(0):
+        past = past_demand(dt.date(2026, 3, 6), dt.UTC)
+        warm_demand(at(13, day=6), dt.UTC)
+    key = rates.shared.pk, A100
+    assert past.known[key][dt.date(2026, 3, 3)] == pytest.approx(2.0)
+    assert past.forecasts[key] == forecast_demand(past.known[key], dt.date(2026, 3, 6))
 
 
 def test_a_forecast_of_an_unknown_model_is_refused_with_the_models(world: World) -> None:

@@ -43,7 +43,7 @@ def page(world: World, live_server: Any, browser: Browser) -> Iterator[Page]:
             " SELECT %s, %s, at, 50, 300 FROM generate_series(%s::timestamptz, %s, '10 seconds') AS at",
             [unit.pk, allocation.pk, at(9), at(15) - dt.timedelta(seconds=1)],
         )
-    with mock.patch("portal.reads.utilisation.fleet_map.cache_get", return_value=None):
+    with mock.patch("portal.reads.utilisation.fleet_map.cache_get_many", return_value={}):
         yield sign_in(browser, live_server, world.operator.username)
 
 

@@ -28,7 +28,13 @@ from telemetry.reads.demand import demand_by_weekday, hourly_demand
 from telemetry.reads.usage_filters import UsageFilters
 from telemetry.reads.usage_over_time import step_edges
 from telemetry.reads.usage_rows import UsageRows
-from telemetry.reads.utilisation.waste import RANKINGS, WASTE_STEPS, rank_of_person, waste_by
+from telemetry.reads.utilisation.waste import (
+    RANKINGS,
+    WASTE_STEPS,
+    rank_of_person,
+    waste_by,
+    waste_trends,
+)
 from telemetry.reads.waterfall import WATERFALL_ORDER, usage_waterfall
 from tests.portal.web.test_manage_money_pages import signed_in
 from tests.seeds import first_cases
@@ -301,7 +307,8 @@ def test_the_rows_of_waste_sum_to_the_steps_of_the_waterfall(wasted: World) -> N
     vision, language = by_user[wasted.vision.member.pk], by_user[wasted.language.member.pk]
     assert (vision.main_step, language.main_step) == ("idle", "empty")
     assert (vision.busy, language.busy) == (pytest.approx(0.25), 0.0)
-    assert sum(point or 0.0 for point in vision.trend) == pytest.approx(vision.wasted_hours)
+    trends = waste_trends("user", reads, [vision.work])
+    assert sum(point or 0.0 for point in trends[vision.work]) == pytest.approx(vision.wasted_hours)
 
 
 @pytest.mark.parametrize(
@@ -448,11 +455,13 @@ def test_the_demand_of_an_hour_counts_held_gpus_and_gpus_that_requests_wait_for(
     ended = workload(used, used.vision, state="ended", submitted_at=at(9), units=4)
     Workload.objects.filter(pk=ended.pk).update(ended_at=at(9, 30))
     filters = UsageFilters(at(9), at(14))
-    hours = hourly_demand(filters, UsageRows(filters), ZoneInfo("Asia/Tokyo"), at(12))
-    assert [hour.start.hour for hour in hours] == [18, 19, 20]  # hours that have not begun are left out
-    assert [hour.held for hour in hours] == pytest.approx([2, 1, 0])
-    assert [hour.waiting for hour in hours] == pytest.approx([2, 2, 2])
-    grid = demand_by_weekday(hours)
+    tokyo = ZoneInfo("Asia/Tokyo")
+    hours = hourly_demand(filters, UsageRows(filters), tokyo, at(12))
+    # Hours that have not begun are left out.
+    assert hours.starts.tolist() == [at(hour).timestamp() for hour in (9, 10, 11)]
+    assert hours.held == pytest.approx([2, 1, 0])
+    assert hours.waiting == pytest.approx([2, 2, 2])
+    grid = demand_by_weekday(hours, tokyo)
     assert grid[0][18] == pytest.approx(4) and grid[0][17] is None
 
 
@@ -460,7 +469,7 @@ def test_a_team_filter_leaves_only_the_demand_of_that_team(used: World) -> None:
     workload(used, used.vision, state="queued", submitted_at=at(10), units=2)
     filters = UsageFilters(at(9), at(12), team=used.language.team.pk)
     hours = hourly_demand(filters, UsageRows(filters), ZoneInfo("UTC"), at(12))
-    assert [hour.wanted for hour in hours] == pytest.approx([1, 0, 0])
+    assert hours.wanted == pytest.approx([1, 0, 0])
 
 
 def test_use_over_time_shows_capacity_guarantees_and_the_compared_period(used: World) -> None:

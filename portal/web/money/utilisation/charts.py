@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
-from datetime import datetime, timedelta
 from typing import Any
 
 from django.urls import reverse
@@ -13,7 +11,7 @@ from portal.reads.utilisation.answers import WEEKDAY_LABELS, live_units
 from portal.reads.utilisation.period import zone_name
 from portal.web.components.quantities import percent
 from portal.web.money.chart import UtilisationChart, csv_columns_of
-from portal.web.money.utilisation.demand_chart import demand_chart
+from portal.web.money.utilisation.demand_chart import addresses_of_hours, demand_chart
 from portal.web.money.utilisation.fleet_chart import fleet_chart
 from portal.web.money.utilisation.forecast_chart import forecast_chart
 from portal.web.money.utilisation.query import UtilisationQuery
@@ -24,7 +22,7 @@ from portal.web.money.utilisation.waiting_charts import pooling_saving_chart, wa
 from portal.web.money.utilisation.work_chart import busy_against_sm_chart
 from portal.wording.pages.money import drill_texts, money_pages, utilisation_texts
 from portal.wording.utilisation import findings
-from telemetry.reads.utilisation.heatmap import utilisation_heatmap
+from telemetry.reads.utilisation.heatmap import busiest_hours, utilisation_heatmap
 
 MAX_LABELLED_CELLS = 64
 
@@ -90,7 +88,7 @@ def _current_use_chart(query: UtilisationQuery) -> UtilisationChart:
 def _weekday_hour_chart(query: UtilisationQuery) -> UtilisationChart:
     zone = query.period.zone
     grid = utilisation_heatmap(query.filters, query.usage_rows, zone)
-    addresses = _busiest_hours(query)
+    addresses = addresses_of_hours(query, busiest_hours(query.usage_rows, zone))
     figure = {
         "data": [
             {
@@ -128,18 +126,6 @@ def _weekday_hour_chart(query: UtilisationQuery) -> UtilisationChart:
         finding=findings.rhythm_finding(grid),
         opens=utilisation_texts.OPENS_HOUR,
     )
-
-
-def _busiest_hours(query: UtilisationQuery) -> list[list[str]]:
-    """Return for each weekday and hour the address of the page for the hour with the most use."""
-    used: dict[int, float] = defaultdict(float)
-    for hour in query.usage_rows.hours_any_dimension():
-        used[hour.start] += hour.used or 0.0
-    addresses = [[""] * 24 for _ in range(7)]
-    for start in sorted(used, key=lambda start: (used[start], start)):
-        at = datetime.fromtimestamp(start, query.period.zone)
-        addresses[at.weekday()][at.hour] = query.address_of_step(at, timedelta(hours=1))
-    return addresses
 
 
 CHARTS: dict[str, Callable[[UtilisationQuery], UtilisationChart]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from portal.reads.utilisation.answers import WEEKDAY_LABELS
 from portal.reads.utilisation.period import zone_name
@@ -11,7 +11,8 @@ from portal.web.money.chart import UtilisationChart, csv_columns_of
 from portal.web.money.utilisation.query import UtilisationQuery
 from portal.wording.pages.money import utilisation_texts
 from portal.wording.utilisation import findings
-from telemetry.reads.demand import HourlyDemand, demand_by_weekday
+from telemetry.reads.demand import demand_by_weekday
+from telemetry.reads.utilisation.week import highest_of_week
 
 OVER = "○"  # marks a cell above the capacity
 
@@ -23,8 +24,8 @@ def demand_chart(query: UtilisationQuery) -> UtilisationChart:
     A click on a cell opens the hour with the highest demand among the hours of the cell.
     """
     zone = query.period.zone
-    hours = query.demand
-    grid, capacity = demand_by_weekday(hours), query.saving.owned
+    demand = query.demand
+    grid, capacity = demand_by_weekday(demand, zone), query.saving.owned
     top = max([capacity, *(value for row in grid for value in row if value is not None)])
     labels = [f"{hour:02d}:00" for hour in range(24)]
     figure = {
@@ -39,7 +40,7 @@ def demand_chart(query: UtilisationQuery) -> UtilisationChart:
                 "text": [[OVER if (value or 0) > capacity else "" for value in row] for row in grid],
                 "texttemplate": "%{text}",
                 "colorbar": {"tickformat": ".0f", "thickness": 12},
-                "customdata": _highest_hours(query, hours),
+                "customdata": addresses_of_hours(query, highest_of_week(demand.starts, demand.wanted, zone)),
                 "meta": {"colour": "use"},
                 "hovertemplate": "%{y} %{x}: %{z:.1f} GPUs held and waiting<extra></extra>",
                 "hoverongaps": False,
@@ -65,9 +66,13 @@ def demand_chart(query: UtilisationQuery) -> UtilisationChart:
     )
 
 
-def _highest_hours(query: UtilisationQuery, hours: list[HourlyDemand]) -> list[list[str]]:
-    addresses = [[""] * 24 for _ in range(7)]
-    for hour in sorted(hours, key=lambda hour: (hour.wanted, hour.start)):
-        page = query.address_of_step(hour.start, timedelta(hours=1))
-        addresses[hour.start.weekday()][hour.start.hour] = page
-    return addresses
+def addresses_of_hours(query: UtilisationQuery, starts: list[list[int | None]]) -> list[list[str]]:
+    """Return the address of the page for each hour, in seconds since the epoch; "" for None."""
+    hour = timedelta(hours=1)
+    return [
+        [
+            "" if start is None else query.address_of_step(datetime.fromtimestamp(start, UTC), hour)
+            for start in day
+        ]
+        for day in starts
+    ]

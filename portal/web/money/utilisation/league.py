@@ -76,7 +76,7 @@ def _row(query: UtilisationQuery, row: WasteRow, name: NamedWork, top: float) ->
         "bar_text": ", ".join(f"{texts.WASTE_LABELS[step]} {row.hours[step]:,.1f} h" for step in WASTE_STEPS),
         "busy": UNKNOWN if row.busy is None else percent(row.busy),
         "sm": UNKNOWN if row.sm_active is None else percent(row.sm_active),
-        "trend": _trend(row),
+        "trend": _trend(query.trends.get(row.work, [])),
         "hours": grouped(row.wasted_hours, 1),
         "cost": amount(row.cost, query.currency) if policy.sees_owner_cost(query.viewer) else "",
         "mail": f"mailto:{quote(name.email)}?subject={subject}&body={body}" if name.email else "",
@@ -109,11 +109,9 @@ def _bar(query: UtilisationQuery, row: WasteRow, top: float) -> list[dict[str, s
     return parts
 
 
-def _trend(row: WasteRow) -> SafeString | str:
-    if not row.trend:
-        return ""
-    top = max(value or 0.0 for value in row.trend)
-    return spark(row.trend, texts.TREND_LABEL, top=top or 1.0)
+def _trend(wasted: list[float | None]) -> SafeString | str:
+    top = max((value or 0.0 for value in wasted), default=0.0)
+    return spark(wasted, texts.TREND_LABEL, top=top or 1.0) if wasted else ""
 
 
 def _rest(query: UtilisationQuery, text: str, rows: Sequence[WasteRow], url: str) -> dict[str, str] | None:

@@ -121,7 +121,7 @@ END $$;
 
 
 class Migration(migrations.Migration):
-    dependencies = [("telemetry", "0038_narrow_samples")]
+    dependencies = [("telemetry", "0042_narrow_samples")]
 
     # Packed samples cannot become single rows again in SQL, so there is no way back.
     operations = [migrations.RunSQL([TABLE, FUNCTIONS])]

@@ -37,7 +37,7 @@ BEFORE = ", ".join(
 
 
 class Migration(migrations.Migration):
-    dependencies = [("telemetry", "0050_unknown_readings")]
+    dependencies = [("telemetry", "0041_cubes_of_teams")]
 
     operations = [
         migrations.RunSQL(

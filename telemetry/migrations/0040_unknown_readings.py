@@ -82,7 +82,7 @@ FILL = "".join(
 
 
 class Migration(migrations.Migration):
-    dependencies = [("telemetry", "0045_forecast_errors")]
+    dependencies = [("telemetry", "0039_forecast_errors")]
 
     operations = [
         migrations.RunSQL([COLUMNS, view(), PACK]),

@@ -8,7 +8,7 @@ HELP = "median error at the same day of past periods, as a part of the real spen
 
 
 class Migration(migrations.Migration):
-    dependencies = [("telemetry", "0041_postponed_stops")]
+    dependencies = [("telemetry", "0038_postponed_stops")]
 
     operations = [
         migrations.AddField(
