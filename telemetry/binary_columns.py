@@ -27,10 +27,9 @@ def read_columns(
     BYTES. Integers are returned as int64, real numbers as float64, and bytes as objects. Only an element of
     BYTES may be NULL: it is returned as None.
     """
-    with (
-        connection.cursor() as cursor,
-        cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT BINARY)", values) as copy,
-    ):
+    statement = f"COPY ({query}) TO STDOUT (FORMAT BINARY)"
+    # Django's cursor that records statements takes no values, so this is psycopg's cursor.
+    with connection.cursor() as cursor, cursor.cursor.copy(statement, values) as copy:
         answer = b"".join(copy)
     at = _SIGNATURE_BYTES + 2
     columns = []

@@ -25,7 +25,8 @@ _COPY = "COPY ({query}) TO STDOUT (FORMAT csv)"
 def copied_rows(query: str, values: Mapping[str, Any]) -> Iterator[bytes]:
     """Yield the rows of a query as CSV without a header, in parts of about ``PART_BYTES``."""
     waiting, size = [], 0
-    with connection.cursor() as cursor, cursor.copy(_COPY.format(query=query), values) as copy:
+    # Django's cursor that records statements takes no values, so this is psycopg's cursor.
+    with connection.cursor() as cursor, cursor.cursor.copy(_COPY.format(query=query), values) as copy:
         for line in copy:
             waiting.append(bytes(line))
             size += len(line)

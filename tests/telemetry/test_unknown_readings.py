@@ -16,7 +16,7 @@ from telemetry.reads.usage_by_group import GroupUsage, usage_by
 from telemetry.reads.usage_filters import UsageFilters
 from telemetry.reads.usage_rows import UsageRows
 from telemetry.reads.utilisation.heatmap import utilisation_heatmap
-from telemetry.reads.utilisation.waste import waste_by
+from telemetry.reads.utilisation.waste import waste_by, waste_trends
 from telemetry.reads.waterfall import usage_waterfall
 from telemetry.rollups.roll_up import roll_up_due_buckets, roll_up_written_hours
 from tests.portal.web.test_utilisation_page import charts_of
@@ -157,4 +157,5 @@ def test_the_trend_has_the_wasted_hours_and_no_point_where_no_activity_is_known(
     filters = UsageFilters(at(9), at(9) + timedelta(hours=8))
     reads = UsageRows(filters)
     (row,) = waste_by("workload", filters, usage_waterfall(filters, reads).parts, reads)
-    assert row.trend == [pytest.approx(0.5), pytest.approx(0.5), *[None] * 6]
+    (trend,) = waste_trends("workload", reads, [row.work]).values()
+    assert trend == [pytest.approx(0.5), pytest.approx(0.5), *[None] * 6]
