@@ -14,7 +14,7 @@ from telemetry.rollups.roll_up import roll_up_due_buckets
 from tests.telemetry.rows import at, hold, workload
 from tests.world import World, units_of
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.long]
 START, END = at(0, day=3), at(12, 20, day=9)
 
 
@@ -57,7 +57,6 @@ def test_loading_history_reports_progress_and_its_charges_reconcile(past: World)
     )
 
 
-@pytest.mark.long
 def test_hourly_and_daily_rollups_of_history_agree_and_only_the_last_day_has_samples(past: World) -> None:
     load(past)
     hours = Rollup.objects.filter(resolution=3600)

@@ -31,7 +31,7 @@ from tests.telemetry.test_billing_calendar import ZONES
 from tests.telemetry.test_statements import MARCH
 from tests.world import World, units_of
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.long]
 APRIL = dt.date(2026, 4, 1)
 ROLLED_BACK = settings(
     max_examples=12,
@@ -122,7 +122,7 @@ def assert_parts_sum_to_the_whole(rates: World, seed: int, first: str, second: s
     ("first", "second"),
     [
         ("Australia/Lord_Howe", "America/New_York"),
-        pytest.param("Pacific/Niue", "Pacific/Kiritimati", marks=pytest.mark.long),
+        ("Pacific/Niue", "Pacific/Kiritimati"),
     ],
 )
 def test_a_change_of_zone_in_charged_days_leaves_no_gap_and_charges_nothing_twice(
@@ -132,7 +132,6 @@ def test_a_change_of_zone_in_charged_days_leaves_no_gap_and_charges_nothing_twic
     assert_parts_sum_to_the_whole(rates, 7, first, second)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("first", "second"), [("Pacific/Niue", "Pacific/Kiritimati"), ("Australia/Lord_Howe", "America/New_York")]
 )
@@ -142,7 +141,6 @@ def test_a_change_of_zone_leaves_no_gap_and_charges_nothing_twice(
     assert_parts_sum_to_the_whole(rates, 7, first, second)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(400)
 @ROLLED_BACK
 @given(st.integers(0, 2**32), st.sampled_from(ZONES), st.sampled_from(ZONES))
@@ -165,7 +163,6 @@ def test_a_line_with_the_wrong_day_is_found(rates: World) -> None:
     assert "the day of its start" in {each.expected for each in audit_ledger(MARCH, utc(2026, 4, 2))}
 
 
-@pytest.mark.long
 def test_corrections_of_a_local_month_equal_one_run_that_knows_all_facts(rates: World) -> None:
     use_zone("America/New_York", MARCH)
     begin_charges_at(rates, at(0, day=30))
@@ -237,7 +234,6 @@ def test_a_zone_is_set_by_finance_with_an_hour_of_notice_and_audited(world: Worl
     assert billing_calendar().month_bounds(APRIL) == (utc(2026, 4, 1), utc(2026, 4, 30, 15))
 
 
-@pytest.mark.long
 def test_the_statement_of_a_closed_month_keeps_its_zone_and_its_bounds(rates: World) -> None:
     now = utc(2026, 4, 1, 2)
     begin_charges_at(rates, at(0, day=30))

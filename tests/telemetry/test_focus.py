@@ -32,12 +32,11 @@ from tests.telemetry.test_statements import AFTER, APRIL, MARCH, busy_march, run
 from tests.world import H100, World, units_of
 
 __all__ = ["busy_march"]
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.long]
 COST, DETAIL = FocusDataset.COST_AND_USAGE, FocusDataset.INVOICE_DETAIL
 OPTIONS = ExportOptions(currency="EUR", issuer="Example")
 MAY = dt.datetime(2026, 5, 1, 2, tzinfo=dt.UTC)
 VERSIONS: tuple[FocusVersion, ...] = ("1.4", "1.2")
-LATEST_VERSION_SHORT = (VERSIONS[0], pytest.param(VERSIONS[1], marks=pytest.mark.long))
 
 
 def everything() -> ExportScope:
@@ -79,8 +78,8 @@ def billed(rows: Sequence[dict[str, str]]) -> Decimal:
     [
         (True, "1.4"),
         (False, "1.2"),
-        pytest.param(True, "1.2", marks=pytest.mark.long),
-        pytest.param(False, "1.4", marks=pytest.mark.long),
+        (True, "1.2"),
+        (False, "1.4"),
     ],
 )
 def test_the_files_of_a_month_obey_every_rule(busy_march: World, version: FocusVersion, closed: bool) -> None:

@@ -10,12 +10,12 @@ from telemetry.exports.export_model import ExportScope
 from telemetry.exports.focus.check import check_focus_month
 from telemetry.models import Charge, ChargeCell, CostCentreStatement
 from tests.telemetry.test_adjustments import approved, charge, credit_of, march
-from tests.telemetry.test_focus import DETAIL, LATEST_VERSION_SHORT, OPTIONS, billed, close, everything, read
+from tests.telemetry.test_focus import DETAIL, OPTIONS, VERSIONS, billed, close, everything, read
 from tests.telemetry.test_statements import MARCH, busy_march
 from tests.world import World
 
 __all__ = ["busy_march", "march"]
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.long]
 
 
 def adjusted(world: World) -> World:
@@ -49,7 +49,7 @@ def test_an_adjustment_is_a_row_of_its_category_and_the_invoice_sums_to_its_tota
             assert billed(own) == statement.total
 
 
-@pytest.mark.parametrize("version", LATEST_VERSION_SHORT)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_the_file_of_a_closed_month_with_adjustments_stays_the_same(march: World, version: str) -> None:
     close(adjusted(march))
     before = read(version=version)  # type: ignore[arg-type]

@@ -17,8 +17,8 @@ from tests.telemetry.test_currencies import changed_currency
 from tests.telemetry.test_focus import (
     COST,
     DETAIL,
-    LATEST_VERSION_SHORT,
     MAY,
+    VERSIONS,
     billed,
     close,
     everything,
@@ -60,7 +60,7 @@ april = world_fixture(write_april, after=changed_currency)
 closed_april = world_fixture(write_closed_april, after=april)
 
 
-@pytest.mark.parametrize("version", LATEST_VERSION_SHORT)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_month_with_two_currencies_obeys_every_rule(april: World, version: FocusVersion) -> None:
     assert check_focus_month(APRIL, everything(), JPY, version).failures == ()
     close(april, APRIL, MAY)
@@ -104,7 +104,7 @@ def test_a_correction_refers_to_the_statement_in_its_currency(closed_april: Worl
     assert {row["ReferenceInvoiceId"] for row in late} == {"2026-03/CC-100/1"}
 
 
-@pytest.mark.parametrize("version", LATEST_VERSION_SHORT)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_factor_changes_the_contracted_price_and_not_the_list_price(
     rates: World, version: FocusVersion
 ) -> None:

@@ -29,7 +29,7 @@ from telemetry.rollups.roll_up import roll_up_due_buckets
 from tests.telemetry.rows import at, batch, end_hold, hold, workload
 from tests.world import H100, World, make_gpu, make_host, unit_rows, units_of
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.long]
 HOUR, DAY = 3600, 86_400
 MINUTE = timedelta(minutes=1)
 VOLATILE_ERRORS = "ecc_uncorrected_volatile"  # since the driver was loaded

@@ -43,7 +43,7 @@ from tests.telemetry.rows import at, batch, hold, workload
 from tests.world import World, units_of
 
 __all__ = ["committed_world"]
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.long]
 MINUTE = timedelta(minutes=1)
 HOUR = 3600
 ROWS = 6  # of a batch: one a minute, ten seconds apart

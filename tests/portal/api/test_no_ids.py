@@ -23,6 +23,8 @@ from scheduler.sweeps import dependency_release
 from tests.portal.api.test_role_matrix import JOB, ROLES, SEVERAL, TABLE, WINDOW, WORK
 from tests.world import H100, World, build_world
 
+pytestmark = pytest.mark.long
+
 FIRST = 91_000_000  # primary keys start here, so that they differ from counts
 OF_A_ROW = re.compile(r"(?<![0-9A-Za-z.-])91[0-9]{6}(?![0-9A-Za-z-])")
 OWN_LISTS = (

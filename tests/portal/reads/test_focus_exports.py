@@ -23,7 +23,7 @@ from tests.telemetry.rows import change_in_place
 from tests.world import World
 
 __all__ = ["charged"]
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.long]
 JANUARY = date(2026, 1, 1)
 MICRO = Decimal("0.000001")
 AFTER = datetime(2026, 2, 10, tzinfo=UTC)
