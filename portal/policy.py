@@ -530,6 +530,27 @@ def charge_right(user: Viewer) -> Callable[[Workload | JobArray], bool]:
     return lambda work: work.owner_id == user.pk or work.project.team_id in led()
 
 
+def group_charge_right(user: Viewer, dimension: str) -> Callable[[Any], bool]:
+    """Return a function that says whether the user may see the charges of a group. Its argument is the key.
+
+    In groups by person, people see their own row. In groups by team or project, leads see those they lead.
+    Finance and auditors see all groups.
+    """
+    if sees_all_charges(user):
+        return lambda key: True
+    keys: QuerySet[Any, Any] | tuple[int | None, ...] = ()
+    if _active(user):
+        led = my_team_ids(user, Membership.Role.LEAD)
+        if dimension == "user":
+            keys = (user.pk,)
+        elif dimension == "team":
+            keys = Team.objects.filter(pk__in=led).values_list("pk", flat=True)
+        elif dimension == "project":
+            keys = Project.objects.filter(team__in=led).values_list("pk", flat=True)
+    seen = frozenset(keys)
+    return lambda key: key in seen
+
+
 def visible_cells(user: Viewer) -> QuerySet[ChargeCell] | None:
     """Return the cells (sums) of the charges that the user may see; None if the user sees all charges.
 

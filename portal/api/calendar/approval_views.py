@@ -58,7 +58,7 @@ class ApprovalEffectView(ApiView):
         policy.require(self.actor, "approval.see")
         submission = get_visible_or_404(_visible_submissions(self), public_id=id)
         return self.object_response(
-            effects.approval_effect(submission, self.now), approval_serializers.EffectShape
+            effects.visible_effect(self.actor, submission, self.now), approval_serializers.EffectShape
         )
 
 

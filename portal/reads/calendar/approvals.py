@@ -102,4 +102,5 @@ def submission_title(submission: Submission) -> str:
 
 def project_of_submission(submission: Submission) -> Project | None:
     """Return the project for which a reservation is requested; None if the submission names no project."""
-    return Project.objects.filter(pk=submission.payload.get("project")).first()
+    given = submission.payload.get("project")  # the request of a budget has "team/project" here
+    return Project.objects.filter(pk=given).first() if isinstance(given, int) else None

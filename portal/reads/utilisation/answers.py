@@ -180,7 +180,7 @@ def _use_by(scope: UtilisationScope) -> Rows:
             group.empty,
             group.coverage,
             group.energy_kwh,
-            group.charged,
+            group.charged if scope.sees_charged(group.key) else None,
         ]
         for group in scope.use_by.groups
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -222,6 +222,11 @@ class UtilisationScope:
         if visible is None:
             return table
         return dataclasses.replace(table, groups=[group for group in table.groups if group.key in visible])
+
+    @cached_property
+    def sees_charged(self) -> Callable[[Any], bool]:
+        """Return a function that says whether the viewer may see the charges of a group of ``use_by``."""
+        return policy.group_charge_right(self.viewer, self.dimension)
 
     @cached_property
     def held_before(self) -> dict[Any, float] | None:

@@ -137,5 +137,6 @@ def budget_before(team: Team, payload: Mapping[str, Any]) -> Budget | None:
 
 
 def _amount_before(team: Team, payload: Mapping[str, Any]) -> dict[str, Any] | None:
-    budget = budget_before(team, payload)
+    """Return the present amount for the audit, which the author may read; None for a cost centre."""
+    budget = None if payload.get("cost_centre") else budget_before(team, payload)
     return None if budget is None else {"amount": str(budget.amount)}

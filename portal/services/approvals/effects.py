@@ -7,8 +7,9 @@ from typing import Any
 
 from django.db.models import QuerySet
 
+from portal import policy
 from portal.errors import Invalid
-from portal.models import Submission
+from portal.models import Submission, User
 from portal.services.approvals.budget_requests import budget_before, budget_owner_name
 from portal.services.approvals.payloads import (
     pool_of_submission,
@@ -66,6 +67,18 @@ def approval_effect(
     """
     with share_snapshots():
         return _approval_effect(submission, {**submission.payload, **(changes or {})}, now)
+
+
+def visible_effect(viewer: User, submission: Submission, now: datetime) -> dict[str, Any]:
+    """Return the effect of an approval as the viewer may see it.
+
+    Only finance and auditors see the budget and the spending of a cost centre.
+    """
+    effect, cost_centre = approval_effect(submission, now), submission.payload.get("cost_centre")
+    is_hidden = submission.kind == Submission.Kind.BUDGET and not policy.sees_all_charges(viewer)
+    if cost_centre and is_hidden:
+        effect["sentence"] = budget_texts.FINANCE_COMPARES.format(cost_centre=cost_centre)
+    return effect
 
 
 def _approval_effect(submission: Submission, payload: dict[str, Any], now: datetime) -> dict[str, Any]:

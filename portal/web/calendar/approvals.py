@@ -175,7 +175,7 @@ def _effect(chosen: Submission, user: User, now: datetime) -> dict[str, Any]:
 
     Workloads and reservations that the user may not see are left out.
     """
-    effect = effects.approval_effect(chosen, now)
+    effect = effects.visible_effect(user, chosen, now)
     for name, visible in (
         ("evicted", policy.visible_workloads),
         ("overlapping", policy.visible_reservations),

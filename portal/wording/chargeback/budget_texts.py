@@ -45,17 +45,20 @@ def request_summary(payload: Numbers) -> str:
     return f"a budget of {amount} for {period}{owner}"
 
 
-def request_effect(team: str, payload: Numbers, status: BudgetStatus | None) -> str:
+FINANCE_COMPARES = "Finance compares it with the present budget of {cost_centre}."
+
+
+def request_effect(owner: str, payload: Numbers, status: BudgetStatus | None) -> str:
     """Return sentences about the effect of a requested budget. ``status`` is the present budget."""
     if status is None:
-        return f"{team} has no such budget now. When it is used up, people are only notified."
+        return f"{owner} has no such budget now. When it is used up, people are only notified."
     unit = status.unit
     expected = ""
     if status.range is not None:
         low, high = _amount(status.range.low, unit), _amount(status.range.high, unit)
         expected = f" {_amount(status.range.expected, unit)} are forecast ({low} to {high})."
     return (
-        f"{team} has {_amount(status.amount, unit)} now, of which {_amount(status.spent, unit)} are "
+        f"{owner} has {_amount(status.amount, unit)} now, of which {_amount(status.spent, unit)} are "
         f"spent.{expected}"
     )
 

@@ -199,6 +199,27 @@ def test_runs_of_other_teams_have_no_name_and_no_samples(
     assert (run in shown.content.decode()) is bool(named)
 
 
+@pytest.mark.parametrize(
+    ("role", "dimension", "seen"),
+    [
+        ("finance", "team", {"Vision", "Language"}),
+        ("lead", "team", {"Vision"}),
+        ("member", "team", set()),
+        ("operator", "team", set()),
+        ("member", "user", {"vision-1"}),
+        ("lead", "model", set()),
+        ("auditor", "model", {"H100-80GB"}),
+    ],
+)
+def test_the_charged_amount_of_a_group_is_shown_to_people_who_may_see_its_charges(
+    used: World, ask: Ask, role: str, dimension: str, seen: set[str]
+) -> None:
+    charge_all_gpus(at(20))
+    rows = ask(used.people[role], "use-by", by=dimension).json()["rows"]
+    held = {row["name"]: row["charged"] for row in rows if row["held_hours"]}
+    assert {name for name, charged in held.items() if charged is not None} == seen
+
+
 @pytest.mark.parametrize("dimension", ["host", "gpu"])
 def test_hosts_of_dedicated_pools_have_no_name_for_other_teams(used: World, ask: Ask, dimension: str) -> None:
     unit = units_of(used.hosts["delta"])[0]

@@ -137,6 +137,14 @@ def test_the_page_and_the_api_offer_the_budgets_of_projects_and_cost_centres(wor
     answer = client.post("/api/v1/budgets/requests/", {**body, "project": path}, "application/json")
     assert (answer.status_code, answer.json()["payload"]["project"]) == (202, path)
     assert Submission.objects.filter(kind="budget").count() == 3
+    operator = Client()
+    operator.force_login(world.operator)
+    for row in Submission.objects.filter(kind="budget"):
+        for viewer in (client, operator):
+            page = viewer.get(reverse("submission", args=[row.public_id]))
+            assert page.status_code == 200
+            assert ("Finance compares it" in page.content.decode()) == ("cost_centre" in row.payload)
+    assert operator.get(reverse("approvals")).status_code == 200
 
 
 @pytest.mark.parametrize(

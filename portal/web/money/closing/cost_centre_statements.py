@@ -158,6 +158,6 @@ def _row_url(row: CostCentreStatement, entry: DocumentRow) -> str:
         "bucket": entry.bucket,
         "corrected_month": entry.corrected_month,
     }
-    if entry.workloads <= 1:
+    if not entry.workloads or entry.workload_id is not None:
         where["workload"] = entry.workload_id
     return lines_url(row.statement.month, where)

@@ -12,6 +12,7 @@ from django.utils import timezone
 from portal.reads.utilisation.drill_answers import LEVEL_ANSWERS
 from portal.reads.utilisation.wait_requests import MAX_REQUESTS, WaitRequests, named_requests, wait_requests
 from portal.web.components.quantities import grouped, short_duration
+from portal.web.money.charges.addresses import requested_format
 from portal.web.money.utilisation.views import utilisation_query
 from portal.web.page.access import address_checks, sign_in_required
 from portal.web.page.csv_export import csv_response
@@ -32,7 +33,7 @@ def wait_request_list(request: HttpRequest) -> HttpResponseBase:
     size = request.GET.get("size", "")
     query = utilisation_query(request, given)  # type: ignore[arg-type]
     with address_checks():
-        if request.GET.get("format") == "csv":
+        if requested_format(request) == "csv":
             return csv_response("wait-requests.csv", ANSWER.columns, ANSWER.rows(query, {"size": size}))
         found = wait_requests(query, size)
     page = paginate(request, found.rows)

@@ -21,7 +21,7 @@ MAX_BARS = 30
 
 def use_by_chart(query: UtilisationQuery) -> UtilisationChart:
     """Return a chart with a bar for each group: its mean GPUs, or the money that it was charged."""
-    is_money = query.unit == "money"
+    is_money = query.unit == "money" and policy.sees_all_charges(query.viewer)
     groups = query.use_by.groups
     if is_money:
         groups = sorted(groups, key=lambda group: -group.charged)
@@ -131,7 +131,7 @@ def _row(query: UtilisationQuery, group: GroupUsage, address: str) -> list[Any]:
         percent(group.utilisation),
         grouped(group.held, 1),
         percent(group.coverage),
-        money(group.charged, query.currency),
+        money(group.charged, query.currency) if query.sees_charged(group.key) else "–",
     ]
 
 
