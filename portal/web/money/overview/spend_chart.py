@@ -48,10 +48,10 @@ def spend_chart(overview: ChargebackOverview) -> UtilisationChart:
 
 @dataclass(frozen=True)
 class ChartUrls:
-    """The charge lines behind each point, of the month and of the month before.
+    """The addresses of the charge lines behind each point.
 
-    The first address of each has the corrections of earlier months, and is empty without corrections. The
-    others have the days of the month in their order.
+    ``own`` is for the month, ``former`` for the month before. The first address of a list shows the corrections
+    of earlier months; it is empty if there are none. The others show one day each.
     """
 
     own: list[str]
