@@ -50,8 +50,8 @@ def spend_chart(overview: ChargebackOverview) -> UtilisationChart:
 class ChartUrls:
     """The addresses of the charge lines behind each point.
 
-    ``own`` is for the month, ``former`` for the month before. The first address of a list shows the corrections
-    of earlier months; it is empty if there are none. The others show one day each.
+    ``own`` is for the month, ``former`` for the month before. The first address of a list shows the
+    corrections of earlier months; it is empty if there are none. The others show one day each.
     """
 
     own: list[str]
