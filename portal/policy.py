@@ -534,16 +534,16 @@ def group_charge_right(user: Viewer, dimension: str) -> Callable[[Any], bool]:
     """Return a function that says whether the user may see the charges of a group. Its argument is the key.
 
     In groups by person, people see their own row. In groups by team or project, leads see those they lead.
-    Finance and auditors see all groups.
+    Operators see only their own row, which needs no query. Finance and auditors see all.
     """
     if sees_all_charges(user):
         return lambda key: True
     keys: QuerySet[Any, Any] | tuple[int | None, ...] = ()
-    if _active(user):
+    if _active(user) and dimension == "user":
+        keys = (user.pk,)
+    elif _active(user) and not _operator(user):
         led = my_team_ids(user, Membership.Role.LEAD)
-        if dimension == "user":
-            keys = (user.pk,)
-        elif dimension == "team":
+        if dimension == "team":
             keys = Team.objects.filter(pk__in=led).values_list("pk", flat=True)
         elif dimension == "project":
             keys = Project.objects.filter(team__in=led).values_list("pk", flat=True)
