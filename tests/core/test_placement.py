@@ -234,6 +234,7 @@ def mean_ratio(trace: openb.Trace, policy: str) -> float:
     return sum(openb.replay(trace, openb.arrival_order(trace, seed), policy, seed) for seed in (1, 2)) / 2
 
 
+@pytest.mark.long
 def test_the_rule_allocates_more_than_other_policies_and_random_placement_the_least(
     synthetic_trace: openb.Trace,
 ) -> None:

@@ -204,6 +204,7 @@ def test_after_a_killed_engine_nothing_is_started_twice_and_nothing_is_lost(
     assert Allocation.objects.filter(period__upper_inf=True).values("unit").distinct().count() == 13
 
 
+@pytest.mark.long
 def test_the_engine_recovers_from_an_emptied_valkey(
     engine_worker: subprocess.Popen[bytes], live_world: World
 ) -> None:

@@ -145,6 +145,7 @@ def test_every_decision_has_a_recording_of_the_same_time(world: World) -> None:
     )
 
 
+@pytest.mark.long
 def test_recordings_are_pruned_to_the_size_limit_and_the_latest_is_kept(world: World) -> None:
     recorder = CycleRecorder()
     for second in range(8):

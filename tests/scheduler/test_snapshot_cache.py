@@ -359,6 +359,7 @@ def test_a_new_epoch_causes_a_full_read(world: World) -> None:
     assert len(warm.standing.snapshot().queued) == 1
 
 
+@pytest.mark.long
 def test_engines_that_alternate_as_leader_start_everything_once(world: World) -> None:
     """Run three engines with separate snapshots. The leader prunes the feed. A new leader reads all rows."""
     engines = {name: SnapshotCache() for name in ("one", "two", "three")}

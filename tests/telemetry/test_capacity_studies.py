@@ -48,6 +48,7 @@ def test_a_small_pool_has_fewer_sizes_and_the_present_one_always() -> None:
     assert model_sizes(1) == {0: 1}
 
 
+@pytest.mark.long
 def test_fewer_gpus_leave_the_last_hosts_and_more_gpus_add_hosts_like_the_present_ones(quarter: Any) -> None:
     small, large = with_gpus(quarter.snapshot, MODEL, 29), with_gpus(quarter.snapshot, MODEL, 51)
     assert (len(gpus_of_model(small, MODEL)), len(small.hosts)) == (29, 4)
@@ -62,6 +63,7 @@ def test_the_frozen_demand_is_read_back_unchanged(quarter: Any) -> None:
     assert read_demand(demand_text(quarter)) == quarter
 
 
+@pytest.mark.long
 def test_a_replay_is_repeatable_and_a_larger_pool_is_more_idle(quarter: Any) -> None:
     first, again = replay(quarter), replay(quarter)
     assert first == again
@@ -74,6 +76,7 @@ def test_a_replay_is_repeatable_and_a_larger_pool_is_more_idle(quarter: Any) -> 
     assert (large.waits.p95 or 0) <= (small.waits.p95 or 0)
 
 
+@pytest.mark.long
 def test_a_replay_can_be_ended_from_its_progress(quarter: Any) -> None:
     shares: list[float] = []
 

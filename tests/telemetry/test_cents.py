@@ -164,6 +164,7 @@ def move_cent(line: StatementLine, cell: ChargeCell, cent: Decimal) -> None:
         change_in_place(row, charged_cents=row.charged_cents + cent)
 
 
+@pytest.mark.long
 def test_the_audit_finds_a_cent_that_was_moved_between_two_lines_with_all_their_sums(
     charged_march: World,
 ) -> None:
@@ -434,6 +435,7 @@ def test_hours_of_corrections_do_not_count_as_hours_of_the_month(corrected_march
     assert any(",2026-03,-6.000000," in row for row in text.splitlines())
 
 
+@pytest.mark.long
 def test_shared_idle_time_is_in_the_statement_and_on_the_pages(charged_march: World) -> None:
     before = charges_by("team", MARCH).charged
     idle = statements.statement_totals(MARCH)

@@ -17,7 +17,7 @@ from telemetry.rollups.roll_up import roll_up_due_buckets, roll_up_written_hours
 from tests.seeds import first_cases
 from tests.telemetry.rows import at, hold, store_rollup, workload
 from tests.telemetry.test_rollups import write_samples
-from tests.world import World, units_of
+from tests.world import World, units_of, world_fixture
 
 pytestmark = pytest.mark.django_db
 END = at(9, day=5)
@@ -25,9 +25,8 @@ HOUR, DAY = 3600, 86_400
 THIRD, LAST = at(0, day=3), at(0, day=5)
 
 
-@pytest.fixture
-def three_days(world: World) -> World:
-    """Return a world with hours of use of two teams on two models from 2 to 5 March."""
+def write_three_days(world: World) -> None:
+    """Write hours of use of two teams on two models from 2 to 5 March."""
     for number, host in enumerate(("alpha", "beta")):
         for unit, team in zip(units_of(world.hosts[host])[:2], (world.vision, world.language), strict=True):
             allocation = hold(workload(world, team), unit, at(9), END, end_code="finished")
@@ -37,7 +36,9 @@ def three_days(world: World) -> World:
                 measures |= {"empty_seconds": 10 * hour, "idle_seconds": 5}
                 store_rollup(3600, bucket, unit, allocation, utilisation_seconds=100.5 * hour, **measures)
     roll_up_written_hours(at(9), END, END)
-    return world
+
+
+three_days = world_fixture(write_three_days)
 
 
 def measures_of(sums: dict[Any, dict[str, Any]]) -> dict[Any, Any]:
@@ -66,17 +67,17 @@ def expected(filters: UsageFilters, dimension: str) -> dict[Any, Any]:
     ],
 )
 def test_totals_of_cubes_are_the_totals_of_the_rollups(
-    three_days: World, dimension: str, start: Any, end: Any
+    world: World, three_days: None, dimension: str, start: Any, end: Any
 ) -> None:
-    filters = UsageFilters(start, end, teams=[three_days.vision.team.pk], users=[])
-    for each in (filters, UsageFilters(start, end, pool=three_days.shared.pk)):
+    filters = UsageFilters(start, end, teams=[world.vision.team.pk], users=[])
+    for each in (filters, UsageFilters(start, end, pool=world.shared.pk)):
         found = totals(each, dimension)
         assert found and found == {
             key: pytest.approx(value) for key, value in expected(each, dimension).items()
         }
 
 
-def test_totals_of_past_days_read_no_rows_of_single_gpus(three_days: World) -> None:
+def test_totals_of_past_days_read_no_rows_of_single_gpus(world: World, three_days: None) -> None:
     reads = UsageRows(UsageFilters(at(9), END))
     with CaptureQueriesContext(
         connection,
@@ -87,7 +88,8 @@ def test_totals_of_past_days_read_no_rows_of_single_gpus(three_days: World) -> N
 
 
 def test_steps_of_a_day_read_from_cubes_of_days_have_the_mean_busy_gpus_of_their_hours(
-    three_days: World,
+    world: World,
+    three_days: None,
 ) -> None:
     filters = UsageFilters(at(0), at(0, day=6))
     (days,) = usage_over_time(filters, step=timedelta(days=1))

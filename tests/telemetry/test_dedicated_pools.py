@@ -89,6 +89,7 @@ def unmapped(world: World) -> dict[str, object]:
     return checks["every charged line has a cost centre"]["figures"]
 
 
+@pytest.mark.long
 def test_lines_without_a_cost_centre_are_corrected_when_one_is_set_for_their_time(world: World) -> None:
     for model in (H100, A100):
         price(model, "1", since=at(0, day=1))

@@ -300,6 +300,7 @@ def _another(value: Any, values: Any) -> Any:
     return next(each for each in values if each != value)
 
 
+@pytest.mark.long
 def test_one_changed_line_in_two_days_of_charges_is_found(rates: World) -> None:
     assert_each_change_is_found(rates, 1, at(12, day=4), 3)
 

@@ -112,6 +112,7 @@ def assert_any_history_is_right(
         assert_views_agree(world, month)
 
 
+@pytest.mark.long
 def test_corrections_of_the_last_days_of_a_month_add_up_to_one_run_that_knows_all_facts(world: World) -> None:
     """Charge only from 30 March on, and compare no drill-down. The long tests do both for a whole month."""
     begin_charges_at(world, at(0, day=30))

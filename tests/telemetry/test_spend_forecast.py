@@ -180,6 +180,7 @@ def test_a_time_outside_the_period_is_refused() -> None:
         SpendPeriod(MARCH, APRIL, MARCH, 1.0)
 
 
+@pytest.mark.long
 def test_on_unseen_organisations_the_error_is_small_and_below_that_of_the_linear_forecast() -> None:
     figures = score_forecasts(range(101, 107))
     mape = figures["forecast_mape"]

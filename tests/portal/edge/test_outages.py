@@ -151,6 +151,7 @@ async def test_after_a_redis_outage_every_agent_receives_its_desired_state_again
     await until(lambda: edge_site.edge.bus.connected)
 
 
+@pytest.mark.long
 async def test_the_edge_process_answers_requests_and_rejects_bad_ports_and_stops_in_time(
     transactional_db: None, tmp_path: Path
 ) -> None:

@@ -424,6 +424,7 @@ def session_key_of(browser: Client) -> str:
     return str(browser.cookies[settings.SESSION_COOKIE_NAME].value)
 
 
+@pytest.mark.long
 async def test_signing_out_closes_two_hundred_open_sockets_without_a_periodic_check(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:

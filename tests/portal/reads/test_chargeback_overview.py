@@ -102,6 +102,7 @@ def test_every_figure_is_the_sum_of_the_same_cents_for_every_role(spring: World)
             assert sum((row.charged for row in of_day), ZERO) == table.total.charged
 
 
+@pytest.mark.long
 def test_each_point_of_the_chart_opens_the_lines_that_sum_to_it(corrected: World) -> None:
     found = overview(corrected.finance, APRIL, april(3))
     chart, client = spend_chart(found), Client()

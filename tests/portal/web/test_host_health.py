@@ -211,6 +211,7 @@ def test_the_notice_says_if_the_pool_ends_stray_processes(world: World) -> None:
     )
 
 
+@pytest.mark.long
 def test_many_stray_processes_are_summarised_every_ten_minutes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

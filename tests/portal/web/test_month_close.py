@@ -62,6 +62,7 @@ def rehearse(user: User, month: str = MONTH) -> str:
     return client_of(user).post(address, {"verb": "rehearse"}, follow=True).content.decode()
 
 
+@pytest.mark.long
 def test_a_rehearsal_runs_every_check_with_the_audit_and_changes_nothing(
     world: World, charged: Workload
 ) -> None:

@@ -214,6 +214,7 @@ def test_a_growing_log_stays_at_its_end_until_the_user_scrolls_back(
     assert page.evaluate("document.getElementById('log').scrollTop") == 100
 
 
+@pytest.mark.long
 def test_new_lines_of_a_log_do_not_cancel_the_reload_of_its_tab(
     world: World, live_server: Any, browser: Browser
 ) -> None:

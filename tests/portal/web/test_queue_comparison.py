@@ -288,6 +288,7 @@ def test_a_faster_variant_links_to_a_filled_in_form(world: World) -> None:
     assert (int(initial["length"]), initial["length_unit"]) == (2, "hours")
 
 
+@pytest.mark.long
 def test_a_preview_offers_a_faster_variant_and_a_button_fills_it_in(world: World) -> None:
     fill_pool(world)
     client = signed_in(world.vision.member)

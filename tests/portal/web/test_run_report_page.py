@@ -253,6 +253,7 @@ def test_very_many_gpus_have_a_row_for_each_host(rates: World, ran: Workload) ->
     assert strip["z"][0] == report.units[0].series["busy"]
 
 
+@pytest.mark.long
 def test_one_of_many_gpus_can_be_chosen_for_a_line_of_its_own(
     rates: World, ran: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
