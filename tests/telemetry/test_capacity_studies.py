@@ -59,6 +59,7 @@ def test_fewer_gpus_leave_the_last_hosts_and_more_gpus_add_hosts_like_the_presen
     assert with_gpus(quarter.snapshot, MODEL, GPUS) == quarter.snapshot
 
 
+@pytest.mark.long
 def test_the_frozen_demand_is_read_back_unchanged(quarter: Any) -> None:
     assert read_demand(demand_text(quarter)) == quarter
 
@@ -121,6 +122,7 @@ def test_the_error_of_a_replay_is_that_of_its_p95_wait(
     assert found == (None if error is None else pytest.approx(error))
 
 
+@pytest.mark.long
 def test_the_waits_of_a_model_are_those_of_requests_that_may_run_on_it(quarter: Any) -> None:
     queued = quarter.snapshot.queued
     other = tuple(

@@ -47,8 +47,10 @@ def periods_read(start: datetime, end: datetime, open_days: list[datetime]) -> l
 
 
 @pytest.mark.parametrize(("start", "end"), [(at(9), END), (at(0), at(0, day=6)), (at(11), at(14))])
-def test_the_use_of_whole_days_is_that_of_their_hours(three_days: World, start: Any, end: Any) -> None:
-    for filters in (UsageFilters(start, end), UsageFilters(start, end, team=three_days.vision.team.pk)):
+def test_the_use_of_whole_days_is_that_of_their_hours(
+    world: World, three_days: None, start: Any, end: Any
+) -> None:
+    for filters in (UsageFilters(start, end), UsageFilters(start, end, team=world.vision.team.pk)):
         found, expected = use_by_workload(filters), use_by_workload(filters, NO_DAYS)
         assert found and found.keys() == expected.keys()
         for group, sums in found.items():
@@ -56,7 +58,7 @@ def test_the_use_of_whole_days_is_that_of_their_hours(three_days: World, start: 
                 assert sums[measure] == pytest.approx(expected[group][measure])
 
 
-def test_a_period_of_whole_days_reads_no_hours(three_days: World) -> None:
+def test_a_period_of_whole_days_reads_no_hours(world: World, three_days: None) -> None:
     assert rollup_state(at(0), END).open_days == {LAST}  # nine hours of the last day are over
     reads = UsageRows(UsageFilters(at(0), LAST))
     text = tables_of(lambda: reads.rollups("workload"))
@@ -151,8 +153,10 @@ def test_the_tail_after_the_cubes_is_added_to_the_group_of_the_cubes(world: Worl
 
 
 @pytest.mark.parametrize("dimension", ["team", "project"])
-def test_the_hours_of_teams_are_those_of_the_cubes_and_rollups(three_days: World, dimension: str) -> None:
-    filters = UsageFilters(at(9), END, pool=three_days.shared.pk)
+def test_the_hours_of_teams_are_those_of_the_cubes_and_rollups(
+    world: World, three_days: None, dimension: str
+) -> None:
+    filters = UsageFilters(at(9), END, pool=world.shared.pk)
     reads = UsageRows(filters)
     text = tables_of(lambda: reads.hours(dimension))
     assert ("telemetry_rollupteamcube" in text) is (dimension == "team")
@@ -167,7 +171,9 @@ def rows_of(hours: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("ranking", ["workload", "project", "user"])
-def test_a_trend_has_the_wasted_time_of_each_part_of_the_period(three_days: World, ranking: str) -> None:
+def test_a_trend_has_the_wasted_time_of_each_part_of_the_period(
+    world: World, three_days: None, ranking: str
+) -> None:
     filters = UsageFilters(at(9), END)
     works = {
         WorkKey(**{ranking: getattr(each, f"{column}_id") if column else each.pk})
