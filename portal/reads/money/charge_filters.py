@@ -73,6 +73,15 @@ VISIBLE_OBJECTS: dict[str, Callable[[User], QuerySet[Any]]] = {
 }
 
 
+def filtered_teams(viewer: User) -> frozenset[int] | None:
+    """Return the ids of the teams by which the viewer may filter charges. None means all teams that the
+    viewer sees, which are also the teams whose budgets the viewer sees.
+    """
+    if policy.sees_all_charges(viewer) or not policy.sees_all_teams(viewer):
+        return None
+    return frozenset(_teams(viewer).values_list("pk", flat=True))
+
+
 def checked_filters(viewer: User, month: date, given: Mapping[str, str]) -> dict[str, Any]:
     """Return the filters of ``telemetry.reads.chargeback``, by dimension.
 
@@ -156,6 +165,16 @@ def _day(text: str, lines: QuerySet[Charge], month: date | None) -> date:
     return day
 
 
+def _last_day(text: str, lines: QuerySet[Charge], month: date | None) -> date:
+    """Return a day of the month; of any month if it is None. Raises ValueError for another text."""
+    if len(text) != len("2026-03-12") or not text.isascii():
+        raise ValueError("last_day: not a date")
+    day = date.fromisoformat(text)
+    if month is not None and not month <= day < next_month(month):
+        raise ValueError("last_day: not in the month")
+    return day
+
+
 def _corrected_month(text: str, lines: QuerySet[Charge], month: date | None) -> date | str | None:
     """Return the value of ``corrected_month`` for ``charge_condition``: a month, ANY_MONTH or None.
 
@@ -175,6 +194,7 @@ LIST_FILTERS: dict[str, Callable[[str, QuerySet[Charge], date | None], Any]] = {
     "bucket": _buckets,
     "corrected_month": _corrected_month,
     "day": _day,
+    "last_day": _last_day,
 }
 
 

@@ -88,6 +88,27 @@ def test_an_empty_table_of_a_member_speaks_of_the_member_only(world: World, char
     assert "Nothing is charged in this month" in page(world, "finance", cost_centre="CC-language")
 
 
+def test_an_operator_gets_links_only_to_the_charges_of_budgets_that_open(
+    world: World, charged: Workload
+) -> None:
+    operator = world.vision.member
+    operator.operator = True
+    operator.save()
+    for owner in (
+        {"team": world.vision.team},
+        {"team": world.robotics.team},
+        {"project": world.vision.project},
+        {"project": world.robotics.project},
+    ):
+        Budget.objects.create(month=JANUARY, amount=1000, **owner)
+    client = signed_in(operator)
+    answer = client.get(reverse("chargeback"), {"month": MONTH})
+    urls = [row["url"] for row in answer.context["budgets"]]
+    assert len(urls) == 4 and sum(map(bool, urls)) == 2
+    assert all(client.get(url).status_code == 200 for url in urls if url)
+    assert 'href=""' not in answer.content.decode()
+
+
 @pytest.mark.parametrize("role", ["finance", "lead", "member"])
 def test_every_row_of_a_csv_file_has_the_scope(world: World, charged: Workload, role: str) -> None:
     client, last_level = (

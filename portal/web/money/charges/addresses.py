@@ -31,6 +31,7 @@ DIMENSION_LABELS = {
     "model": "Model",
     "bucket": "Bucket",
     "day": "Day",
+    "last_day": "Up to",
     "corrected_month": "Corrected month",
 }
 FORMATS = ("csv",)
@@ -88,7 +89,7 @@ def breadcrumbs(month: date, where: Mapping[str, Any]) -> list[dict[str, str]]:
 def _value_label(name: str, value: Any, month: date) -> str:
     if name == "corrected_month":
         return f"{value:%B %Y}" if isinstance(value, date) else filter_text(name, value)
-    if name == "day":
+    if name in ("day", "last_day"):
         return f"{value:%-d %B %Y}"
     if isinstance(value, tuple):
         return ", ".join(value)

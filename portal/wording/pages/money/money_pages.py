@@ -21,6 +21,7 @@ ALLOWED_FILTERS = {
         "or adjustment, or several with commas between them"
     ),
     "day": "a day of the month, or of a month that it corrects, such as 2026-03-12",
+    "last_day": "a day of the month, such as 2026-03-12",
     "corrected_month": "a month that the statement corrects, such as 2026-02, any or none",
 }
 PARAMETER_UNKNOWN = "{given} is not a parameter of this page; allowed: {allowed}."
