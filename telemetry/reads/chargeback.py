@@ -47,7 +47,8 @@ CHARGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "bucket": ("bucket", "bucket"),
     "pool": ("pool_id", "pool_name"),
 }
-CELL_DIMENSIONS = frozenset({"workload", "user", "day", "last_day"})  # a statement line does not have these columns
+# A statement line does not have these columns.
+CELL_DIMENSIONS = frozenset({"workload", "user", "day", "last_day"})
 AMOUNTS = (
     "used",
     "idle",

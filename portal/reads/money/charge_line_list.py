@@ -39,7 +39,7 @@ class ChargeLineList:
     ``table`` has the sums. They are sums of the cents of cells, and include the lines of all pages.
     ``is_cut`` is True if there are more than MAX_LISTED_LINES lines; the list then has the oldest of them.
     ``shows_cost`` is True if the lines are chosen by a bucket that nobody is charged for, and the viewer sees
-    all charges.
+    the owner's cost of charges.
     """
 
     page: Page[Charge]
@@ -67,7 +67,7 @@ def charge_line_list(viewer: User, month: date, where: dict[str, Any], page: str
         rows=_listed(viewer, list(lines)),
         table=charges_by("bucket", month, cells, charged_only=not uncharged, **where),
         is_cut=count > MAX_LISTED_LINES,
-        shows_cost=bool(uncharged) and policy.sees_all_charges(viewer),
+        shows_cost=bool(uncharged) and policy.sees_cost_of_charges(viewer),
     )
 
 

@@ -27,7 +27,6 @@ from telemetry.reads.chargeback import filter_text
 from telemetry.reads.overview.line_counts import LineCounts
 
 PARAMETERS = (*EXPORT_OPTIONS, *FILTERS)
-DIALECT_KINDS = ("statement", "lines")  # files with a chosen separator and decimal sign
 FOCUS_KIND_NAMES = tuple(kind.name for kind in FOCUS_KINDS)
 
 
@@ -88,8 +87,8 @@ def export_menu(
         provisional="" if is_closed else export_texts.PROVISIONAL,
         action=action,
         fields=[(name, filter_text(name, value)) for name, value in where.items()],
-        csv_files=[choice for choice in choices if choice["kind"] in DIALECT_KINDS],
-        choices=[choice for choice in choices if choice["kind"] not in DIALECT_KINDS],
+        csv_files=[choice for choice in choices if EXPORT_KINDS[choice["kind"]].has_dialect],
+        choices=[choice for choice in choices if not EXPORT_KINDS[choice["kind"]].has_dialect],
         checksums=[
             {"label": choice["label"], "url": f"{choice['url']}&checksum=sha256"}
             for choice in choices

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal
 
-from portal.wording.chargeback.budget_texts import forecast_record
+from portal.wording.chargeback.budget_texts import BUDGET_OWNERS, forecast_record
 from portal.wording.formatting import joined_with_and
 from telemetry.core.currencies import decimals_of
 from telemetry.reads.budget_status import ForecastRange
 
-BUDGET_OWNERS = {"cost_centre": "cost centre", "team": "team", "project": "project"}
 MAX_NAMES = 3
 
 

@@ -13,10 +13,10 @@ from portal.input_checks import display_value
 from portal.models import User
 from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_filters import FILTERS, checked_filters
-from portal.reads.money.exports import checked_dialect
+from portal.reads.money.exports import checked_dialect, refuse_dialect
 from portal.web.money.filter_query import filter_query
 from portal.web.page.access import InvalidAddress, address_checks, check_parameters
-from portal.wording.pages.money import money_pages
+from portal.wording.pages.money import export_texts, money_pages
 from telemetry.core.csv_text import CsvDialect
 from telemetry.reads.chargeback import filter_text
 
@@ -51,8 +51,15 @@ def requested_filters(
 
 
 def requested_format(request: HttpRequest) -> str:
-    """Return the format of ``?format=``; "" for the page. Raises InvalidAddress for an unknown format."""
-    return requested_choice(request, "format", FORMATS, "")
+    """Return the format of ``?format=``; "" for the page.
+
+    Raises InvalidAddress for an unknown format, and for a separator or a decimal sign without a CSV file.
+    """
+    wanted = requested_choice(request, "format", FORMATS, "")
+    if wanted != "csv":
+        with address_checks():
+            refuse_dialect(request.GET, export_texts.DIALECT_WITHOUT_CSV)
+    return wanted
 
 
 def requested_dialect(request: HttpRequest) -> CsvDialect:

@@ -90,7 +90,11 @@ def _rows(overview: ChargebackOverview, bridge: SpendBridge, low: float, high: f
 
     def tick(days: MonthPart, value: Decimal) -> dict[str, Any]:
         at = f"{place(value):.2f}"
-        shown = {"label": _days(days), "url": lines_url(days.month, **_compared(days)), "amount": amount(value, currency)}
+        shown = {
+            "label": _days(days),
+            "url": lines_url(days.month, **_compared(days)),
+            "amount": amount(value, currency),
+        }
         return {**shown, "tick": at, "end": at}
 
     yield tick(change.days.before, bridge.before)

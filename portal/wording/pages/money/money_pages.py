@@ -39,7 +39,7 @@ PERIOD_UNKNOWN = "period is {given!a}; allowed: {allowed}, or start and end."
 PERIOD_WITH_TIMES = "period is {given}; allowed: nothing, because start and end are given."
 NOT_A_UTC_TIME = (
     "{field} is {given}; allowed: a date or a time in UTC without a zone, such as 2026-03-01 or "
-    "2026-03-01T09:00, from 2000 to 2200. start and end belong together."
+    "2026-03-01T09:00, from {first} to {last}. start and end belong together."
 )
 PERIOD_LENGTH = "end is {end!a}; allowed: after the start and within {days} days of it."
 IDLE_LABEL = "Held but not used"
