@@ -130,9 +130,7 @@ def test_the_utilisation_page_makes_at_most_30_queries(used: World, days: int) -
 
 
 @pytest.mark.parametrize("by", ["team", "project"])
-def test_an_operator_who_leads_a_team_sees_its_charges_in_use_by(
-    used: World, by: str
-) -> None:
+def test_an_operator_who_leads_a_team_sees_its_charges_in_use_by(used: World, by: str) -> None:
     Membership.objects.create(
         user=used.operator, team=used.vision.team, role=Membership.Role.LEAD, created_at=used.now
     )
