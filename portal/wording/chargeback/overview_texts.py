@@ -149,6 +149,8 @@ def budget_bar_text(spent: float, forecast: float | None) -> str:
 CURVE_COLUMNS = ("Day", "GPU-hours", "Charged", "Charged so far", "Month before, so far", "Even pace")
 CORRECTIONS_ROW = "Corrections of earlier months"
 CURVE_START = "start"
+# The title of a hover: x is the number of days since the start of the month, so the day of the point.
+CURVE_HOVER = "end of day %{x}"
 CURVE_TITLE = "Spend against budget"
 CURVE_TRACES = {
     "now": "{month:%B}",
