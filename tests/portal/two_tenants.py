@@ -134,10 +134,11 @@ def _allowed() -> dict[str, frozenset[str]]:
         "finance": everything,
         "auditor": everything,
         "lead": vision | vision_budget,
-        "member": opal | vision_budget,
-        "team mate": of_person["amber"] | vision_budget,
+        # FOCUS files name the invoice of each charge, also to people who do not see the statement.
+        "member": opal | vision_budget | _numbers("CC-100"),
+        "team mate": of_person["amber"] | vision_budget | _numbers("CC-100"),
         "other lead": language | language_budget,
-        "other team": of_person["jade"] | language_budget,
+        "other team": of_person["jade"] | language_budget | _numbers("CC-200"),
         "operator": vision_budget | language_budget,
         "stranger": set(),
     }

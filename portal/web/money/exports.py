@@ -74,14 +74,16 @@ def export_menu(
     *,
     is_closed: bool,
     whole: LineCounts | None = None,
+    lines: int | None = None,
 ) -> ExportMenu:
     """Return the exports of a month that the viewer may download, with the filters of the page.
 
     Kinds without filters are offered only if the page has none. If a cost centre has statements in several
-    currencies, each is offered. ``whole`` are the numbers of the month's lines, if the caller has them.
+    currencies, each is offered. ``whole`` are the numbers of the month's lines, and ``lines`` is the number
+    of the charge lines with these filters, if the caller has them.
     """
     action = reverse("export", args=[f"{month:%Y-%m}"])
-    choices = _choices(user, month, where, scope, action, export_counts(user, month, where, whole))
+    choices = _choices(user, month, where, scope, action, export_counts(user, month, where, whole, lines))
     return ExportMenu(
         title=export_texts.menu_title(month, is_closed),
         provisional="" if is_closed else export_texts.PROVISIONAL,
