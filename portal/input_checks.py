@@ -17,7 +17,7 @@ from portal.time_zones import time_zone_names
 from portal.wording.problems import input_problems
 
 MAX_NAME_LENGTH = 80
-MAX_YEAR = 2200
+FIRST_YEAR, MAX_YEAR = 2000, 2200
 HOST_NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
 USER_NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9@.+_-]{0,149}$")
 VARIABLE_NAME_PATTERN = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
@@ -161,21 +161,23 @@ class InputChecks:
         return clean
 
     def aware_datetime(self, field: str, value: Any) -> datetime:
-        """Return the time in UTC if it has a time zone and lies between the year 2000 and MAX_YEAR."""
+        """Return the time in UTC if it has a time zone and lies between FIRST_YEAR and MAX_YEAR."""
         if not isinstance(value, datetime) or value.tzinfo is None:
             self.note(
                 field,
                 value,
                 input_problems.NOT_A_TIME.format(field=field, given=display_value(value)),
             )
-            return datetime(2000, 1, 1, tzinfo=UTC)
-        if not 2000 <= value.year <= MAX_YEAR:
+            return datetime(FIRST_YEAR, 1, 1, tzinfo=UTC)
+        if not FIRST_YEAR <= value.year <= MAX_YEAR:
             self.note(
                 field,
                 value,
-                input_problems.YEAR_OUT_OF_RANGE.format(field=field, year=value.year, last_year=MAX_YEAR),
+                input_problems.YEAR_OUT_OF_RANGE.format(
+                    field=field, year=value.year, first_year=FIRST_YEAR, last_year=MAX_YEAR
+                ),
             )
-            return datetime(2000, 1, 1, tzinfo=UTC)
+            return datetime(FIRST_YEAR, 1, 1, tzinfo=UTC)
         return value.astimezone(UTC)
 
     def month(self, field: str, value: Any) -> date:
@@ -183,7 +185,7 @@ class InputChecks:
         if (
             isinstance(value, datetime)
             or not isinstance(value, date)
-            or not 2000 <= value.year <= MAX_YEAR
+            or not FIRST_YEAR <= value.year <= MAX_YEAR
             or value.day != 1
         ):
             self.note(
@@ -191,7 +193,7 @@ class InputChecks:
                 value,
                 input_problems.NOT_A_MONTH.format(field=field, given=display_value(value)),
             )
-            return date(2000, 1, 1)
+            return date(FIRST_YEAR, 1, 1)
         return value
 
     def amount(self, field: str, value: Any, *, high: Decimal, decimals: int) -> Decimal:

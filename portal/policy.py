@@ -295,6 +295,14 @@ def sees_owner_cost(user: Viewer) -> bool:
     return sees_all_charges(user) or sees_all_teams(user)
 
 
+def sees_cost_of_charges(user: Viewer) -> bool:
+    """Return True for finance and auditors, who see the owner's cost of charges, on pages and in files.
+
+    Operators see the owner's cost of a GPU-hour, and the cost of the use of the pool.
+    """
+    return sees_all_charges(user)
+
+
 def teams_whose_waste_is_named(user: Viewer) -> list[int] | None:
     """Return the ids of the teams in which the user sees whose work wasted GPU-hours. None means all teams.
 
@@ -513,41 +521,46 @@ def visible_charges(user: Viewer) -> QuerySet[Charge]:
     return Charge.objects.filter(Q(user_id=user.pk) | Q(team__in=my_team_ids(user, Membership.Role.LEAD)))
 
 
-def charge_right(user: Viewer) -> Callable[[Workload | JobArray], bool]:
+def led_team_ids(user: Viewer) -> frozenset[int]:
+    """Return the ids of the teams that the user leads."""
+    return frozenset(my_team_ids(user, Membership.Role.LEAD).values_list("team_id", flat=True))
+
+
+def charge_right(
+    user: Viewer, led_teams: Callable[[], frozenset[int]] | None = None
+) -> Callable[[Workload | JobArray], bool]:
     """Return a function that says whether the user may see the charges of a workload or of a job array.
 
-    The rule is that of ``visible_charges``. The teams that the user leads are read at most once.
+    The rule is that of ``visible_charges``. The teams that the user leads are read at most once. A caller
+    that has already read them gives them as ``led_teams``.
     """
     if sees_all_charges(user):
         return lambda work: True
     if not _active(user):
         return lambda work: False
-
-    @functools.cache
-    def led() -> frozenset[int]:
-        return frozenset(my_team_ids(user, Membership.Role.LEAD).values_list("team_id", flat=True))
-
+    led = functools.cache(led_teams or functools.partial(led_team_ids, user))
     return lambda work: work.owner_id == user.pk or work.project.team_id in led()
 
 
-def group_charge_right(user: Viewer, dimension: str) -> Callable[[Any], bool]:
+def group_charge_right(
+    user: Viewer, dimension: str, led_teams: Callable[[], frozenset[int]] | None = None
+) -> Callable[[Any], bool]:
     """Return a function that says whether the user may see the charges of a group. Its argument is the key.
 
     In groups by person, people see their own row. In groups by team or project, leads see those they lead.
-    Operators see only their own row, which needs no query. Finance and auditors see all.
+    Finance and auditors see all. ``led_teams`` is as in ``charge_right``.
     """
     if sees_all_charges(user):
         return lambda key: True
-    keys: QuerySet[Any, Any] | tuple[int | None, ...] = ()
-    if _active(user) and dimension == "user":
-        keys = (user.pk,)
-    elif _active(user) and not _operator(user):
-        led = my_team_ids(user, Membership.Role.LEAD)
-        if dimension == "team":
-            keys = Team.objects.filter(pk__in=led).values_list("pk", flat=True)
-        elif dimension == "project":
-            keys = Project.objects.filter(team__in=led).values_list("pk", flat=True)
-    seen = frozenset(keys)
+    if not _active(user):
+        return lambda key: False
+    if dimension == "user":
+        return lambda key: key == user.pk
+    seen: frozenset[int] = frozenset()
+    if dimension in ("team", "project"):
+        seen = (led_teams or functools.partial(led_team_ids, user))()
+    if dimension == "project" and seen:
+        seen = frozenset(Project.objects.filter(team__in=seen).values_list("pk", flat=True))
     return lambda key: key in seen
 
 

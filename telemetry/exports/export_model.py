@@ -28,8 +28,7 @@ class ExportScope:
 
     ``kind`` is the value of the column ``scope``: ``all``, ``led_teams`` or ``own``. ``lines`` are the charge
     lines that the viewer may see. ``cells`` are the sums of these lines; None means that the viewer sees all.
-    ``where`` are the filters of ``telemetry.reads.chargeback``. ``with_cost`` adds the owner's cost,
-    for people who see all charges.
+    ``where`` are the filters of ``telemetry.reads.chargeback``. ``with_cost`` adds the owner's cost.
     """
 
     kind: str
@@ -93,7 +92,8 @@ class ExportKind:
     """A kind of file. ``write`` yields its bytes.
 
     Kinds with ``whole_only`` contain all charges of a month, or of one cost centre if ``one_cost_centre`` is
-    True. They have no other filters. Only people who see all these charges may download them.
+    True. They have no other filters. Only people who see all these charges may download them. Only kinds with
+    ``has_dialect`` have a chosen separator and decimal sign.
     """
 
     name: str
@@ -102,6 +102,7 @@ class ExportKind:
     write: Callable[[date, ExportScope, ExportOptions], Iterator[bytes]]
     whole_only: bool = False
     one_cost_centre: bool = False
+    has_dialect: bool = False
 
 
 @dataclass(frozen=True)

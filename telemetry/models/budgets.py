@@ -73,7 +73,29 @@ class Budget(models.Model):
         ]
 
 
-class BudgetForecast(models.Model):
+class StoredForecast(models.Model):
+    """The columns of a stored forecast: its range, and the record of the same method in the past."""
+
+    expected = CurrencyAmountField()
+    low = CurrencyAmountField()
+    high = CurrencyAmountField()
+    past_periods = models.PositiveSmallIntegerField(default=0)
+    past_inside = models.PositiveSmallIntegerField(default=0)
+    past_error = models.FloatField(null=True, help_text=PAST_ERROR_HELP)
+    as_of = models.DateTimeField()
+
+    class Meta:
+        abstract = True
+
+
+def _range_check(name: str) -> models.CheckConstraint:
+    """Return the constraint that the expected amount of a forecast is inside its range."""
+    return models.CheckConstraint(
+        condition=Q(low__lte=models.F("expected")) & Q(expected__lte=models.F("high")), name=name
+    )
+
+
+class BudgetForecast(StoredForecast):
     """The newest forecast of a budget's spending at the end of its period, in the budget's measure.
 
     ``low`` and ``high`` are the 10th and the 90th percentile. The same method was tried on ``past_periods``
@@ -84,20 +106,10 @@ class BudgetForecast(models.Model):
     budget = models.OneToOneField(
         Budget, primary_key=True, on_delete=models.CASCADE, related_name="spend_forecast"
     )
-    expected = CurrencyAmountField()
-    low = CurrencyAmountField()
-    high = CurrencyAmountField()
-    past_periods = models.PositiveSmallIntegerField(default=0)
-    past_inside = models.PositiveSmallIntegerField(default=0)
-    past_error = models.FloatField(null=True, help_text=PAST_ERROR_HELP)
-    as_of = models.DateTimeField()
 
     class Meta:
         constraints = [
-            models.CheckConstraint(
-                condition=Q(low__lte=models.F("expected")) & Q(expected__lte=models.F("high")),
-                name="a_forecast_is_inside_its_range",
-            ),
+            _range_check("a_forecast_is_inside_its_range"),
             models.CheckConstraint(
                 condition=Q(past_inside__lte=models.F("past_periods")),
                 name="no_more_periods_inside_than_periods",
@@ -105,7 +117,7 @@ class BudgetForecast(models.Model):
         ]
 
 
-class OrganisationForecast(models.Model):
+class OrganisationForecast(StoredForecast):
     """The newest forecast of all charges at the end of a month, in the currency of the month.
 
     The columns have the same meaning as in BudgetForecast. Only the present month is forecast.
@@ -113,21 +125,9 @@ class OrganisationForecast(models.Model):
 
     month = models.DateField(unique=True, help_text="first day of the month")
     currency = models.CharField(max_length=3)
-    expected = CurrencyAmountField()
-    low = CurrencyAmountField()
-    high = CurrencyAmountField()
-    past_periods = models.PositiveSmallIntegerField(default=0)
-    past_inside = models.PositiveSmallIntegerField(default=0)
-    past_error = models.FloatField(null=True, help_text=PAST_ERROR_HELP)
-    as_of = models.DateTimeField()
 
     class Meta:
-        constraints = [
-            models.CheckConstraint(
-                condition=Q(low__lte=models.F("expected")) & Q(expected__lte=models.F("high")),
-                name="the_forecast_of_all_is_inside_its_range",
-            ),
-        ]
+        constraints = [_range_check("the_forecast_of_all_is_inside_its_range")]
 
 
 class BudgetAlert(models.Model):

@@ -47,7 +47,8 @@ CHARGE_DIMENSIONS: dict[str, tuple[str, str]] = {
     "bucket": ("bucket", "bucket"),
     "pool": ("pool_id", "pool_name"),
 }
-CELL_DIMENSIONS = frozenset({"workload", "user", "day"})  # a statement line does not have these columns
+# A statement line does not have these columns.
+CELL_DIMENSIONS = frozenset({"workload", "user", "day", "last_day"})
 AMOUNTS = (
     "used",
     "idle",
@@ -60,9 +61,10 @@ AMOUNTS = (
     "cost",
 )
 DRILL_DOWN = ("cost_centre", "team", "project", "type", "workload")
-# Filters that are no groupings. ``day`` is a date. ``corrected_month`` is the first day of a month,
-# ANY_MONTH for all corrections, or None for the use of the statement's own month.
-SPAN_FILTERS = ("corrected_month", "day")
+# Filters that are no groupings. ``day`` is a date. ``last_day`` is the last of the days of the month that are
+# selected; corrections of earlier months are selected with them. ``corrected_month`` is the first day of a
+# month, ANY_MONTH for all corrections, or None for the use of the statement's own month.
+SPAN_FILTERS = ("corrected_month", "day", "last_day")
 ANY_MONTH = "any"
 NO_MONTH = "none"  # the text of ``corrected_month`` that selects the use of the statement's own month
 
@@ -158,7 +160,9 @@ def charge_condition(where: Mapping[str, Any]) -> Q:
     _check_filters(where)
     found = Q()
     for name, value in where.items():
-        if name != "corrected_month":
+        if name == "last_day":
+            found &= Q(day__lte=value)
+        elif name != "corrected_month":
             found &= _equals("day" if name == "day" else CHARGE_DIMENSIONS[name][0], value)
         elif value is None:
             found &= Q(day__gte=F("month"))
@@ -179,6 +183,9 @@ def sums_condition(where: Mapping[str, Any], *, from_cells: bool) -> Q:
         raise ValueError(f"where: statement lines do not have {', '.join(CELL_DIMENSIONS & set(where))}")
     found = Q()
     for name, value in where.items():
+        if name == "last_day":
+            found &= Q(day__lte=value)
+            continue
         column = sum_column(name, from_cells=from_cells)
         if name == "corrected_month" and value == ANY_MONTH:
             found &= Q(**{f"{column}__isnull": False})

@@ -7,12 +7,14 @@ import datetime as dt
 import io
 import itertools
 import random
+import zipfile
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import Q, QuerySet
 
 from portal import policy
 from portal.models import User
@@ -25,6 +27,7 @@ from telemetry.audit.ledger_audit import audit_month
 from telemetry.audit.sum_audit import audit_cents
 from telemetry.budgets.spending import SpendScope, period_spend
 from telemetry.core.amounts import round_amount
+from telemetry.core.charge_model import ADJUSTMENT_BUCKETS
 from telemetry.core.currencies import DECIMALS_BY_CURRENCY, smallest_unit
 from telemetry.ledger.cents import cent_differences
 from telemetry.ledger.sums import sum_differences
@@ -59,6 +62,7 @@ from tests.telemetry.rows import (
     rates,
     workload,
 )
+from tests.workbooks import sheets_of
 from tests.world import A100, H100, World, units_of, world_fixture
 
 pytestmark = pytest.mark.django_db
@@ -120,7 +124,8 @@ def assert_tables_agree(world: World, month: dt.date) -> None:
 def assert_files_agree(month: dt.date, viewer: User) -> None:
     """Assert that the files of a viewer sum to the charges on the viewer's pages, by currency.
 
-    FOCUS has charge lines with six decimals. Only people who see all charges get the rounding of invoices.
+    FOCUS has charge lines with six decimals. Only people who see all charges get the rounding of invoices, so
+    only their sum is in cents.
     """
     table, cells = charges_by("team", month, policy.visible_cells(viewer)), policy.visible_cells(viewer)
     shown = {table.currency: table.charged} | table.charged_in_other_currencies
@@ -130,11 +135,52 @@ def assert_files_agree(month: dt.date, viewer: User) -> None:
         currency = line.price.currency if line.price else table.currency
         exact[currency] = exact.get(currency, Decimal(0)) + line.charged
     assert sums_of_file(month, viewer, "lines", "charged", "currency") == nonzero(exact)
+    assert_workbook_agrees(month, viewer, nonzero(shown), nonzero(exact))
     billed = sums_of_file(month, viewer, "focus-cost-and-usage", "BilledCost", "BillingCurrency")
-    for currency in shown.keys() | billed.keys():
-        difference = abs(billed.get(currency, Decimal(0)) - shown.get(currency, Decimal(0)))
-        lines = StatementLine.objects.filter(statement__month=month).count()
-        assert difference <= lines * smallest_unit(currency), (viewer, currency, cells)
+    assert billed == nonzero(shown if cells is None else with_sums_of_cells(exact, month, cells)), viewer
+
+
+def with_sums_of_cells(
+    exact: dict[str, Decimal], month: dt.date, cells: QuerySet[ChargeCell]
+) -> dict[str, Decimal]:
+    """Return the sums of charge lines together with those that have no charge lines: the visible shares of
+    idle time, and adjustments.
+    """
+    rows = cells.filter(statement__month=month).filter(
+        Q(line__idle_share=True) | Q(line__bucket__in=ADJUSTMENT_BUCKETS)
+    )
+    sums = dict(exact)
+    for currency, amount in rows.values_list("line__currency", "charged"):
+        sums[currency] = sums.get(currency, Decimal(0)) + amount
+    return sums
+
+
+def assert_workbook_agrees(
+    month: dt.date, viewer: User, shown: dict[str, Decimal], exact: dict[str, Decimal]
+) -> None:
+    """Assert that the sheets of a viewer's workbook sum to the viewer's pages and charge lines."""
+    file = b"".join(export_download(viewer, month, {}, {"kind": "xlsx"}).parts)
+    sheets = sheets_of(zipfile.ZipFile(io.BytesIO(file)))
+    assert sums_of_sheet(sheets["Statement lines"], "amount") == shown
+    assert sums_of_sheet(sheets["Charge lines"], "charged") == exact
+    start = next(at for at, row in enumerate(sheets["Summary"]) if row.get("A") == "cost_centre")
+    assert sums_of_sheet(sheets["Summary"][start:], "total") == shown
+
+
+def sums_of_sheet(rows: list[dict[str, Any]], column: str) -> dict[str, Decimal]:
+    """Return the sums of a column by currency, without those that are zero, and compare them with the totals
+    of the sheet. The first row has the labels.
+    """
+    letters = {label: letter for letter, label in rows[0].items()}
+    sums: dict[str, Decimal] = {}
+    totals: dict[str, Decimal] = {}
+    for row in rows[1:]:
+        currency = row.get(letters["currency"])
+        if isinstance(currency, str) and currency:
+            found = totals if row.get("A") == "Total" else sums
+            found[currency] = found.get(currency, Decimal(0)) + Decimal(str(row.get(letters[column], 0)))
+    assert not totals or nonzero(totals) == nonzero(sums)
+    return nonzero(sums)
 
 
 def sums_of_file(month: dt.date, viewer: User, kind: str, column: str, currency: str) -> dict[str, Decimal]:
@@ -220,7 +266,7 @@ def month_spend(month: dt.date, measure: str, scope: SpendScope) -> Decimal:
 
 def assert_rows_add_up(table: ChargeTable) -> None:
     for row in (*table.groups, table.total, *table.corrections):
-        parts = row.used + row.idle + row.unmeasured + row.reserved_unused + row.idle_share
+        parts = row.used + row.idle + row.unmeasured + row.reserved_unused + row.idle_share + row.adjustment
         assert row.charged == parts
         assert row.charged == round_amount(row.charged, smallest_unit(row.currency))
     assert table.total.charged == sum((group.charged for group in table.groups), Decimal(0))

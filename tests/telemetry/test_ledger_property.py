@@ -1,8 +1,8 @@
 """Test that charging step by step, with a close and corrections, gives the ledger of one run that knows all
 facts.
 
-The history has random work, reservations, states, prices, factors and splits. Some facts are late, also about
-the closed month.
+The history has random work, reservations, states, prices, factors, splits, credits and adjustments. Some
+facts are late, also about the closed month.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from hypothesis import strategies as st
 
 from telemetry.audit.ledger_audit import audit_month
 from telemetry.core.amounts import MICRO
+from telemetry.core.charge_model import ADJUSTMENT_BUCKETS
 from telemetry.ledger.sums import sum_differences
-from telemetry.models import Charge, StatementLine
+from telemetry.models import Adjustment, AdjustmentState, Charge, StatementLine
 from telemetry.money import statements
 from telemetry.money.billing_months import forget_calendar, month_bounds
 from telemetry.money.charges import charge_all_gpus
 from telemetry.money.reconciliation import reconcile_costs
+from telemetry.reads.chargeback import charges_by
+from tests.telemetry.random_adjustments import RandomAdjustments
 from tests.telemetry.random_ledger import RandomLedger
 from tests.telemetry.rows import at, begin_charges_at
 from tests.telemetry.test_billing_calendar import ZONES
@@ -53,14 +56,18 @@ def write_history(world: World, seed: int, currency: str, *, charged: bool) -> N
     # however late the lines were written.
     ledger.splits_begin_with_days = True
     ledger.charge_until(CLOSED_AT, 3)
+    adjusting = random.Random(f"adjustments of {seed}")  # the facts are the same without adjustments
     if charged:
         statements.set_idle_payer(MARCH, IDLE_PAYERS[seed % 3])
+        RandomAdjustments(world, adjusting, MARCH, MARCH).write(4, CLOSED_AT)
         statements.close_month(
             month=MARCH, closed_by=world.finance, now=CLOSED_AT, missing_samples_reason="no agent runs"
         )
     ledger.closed_until = month_bounds(APRIL)[0]
     ledger.charge_until(NOW, 3)
     charge_all_gpus(NOW)
+    if charged:
+        RandomAdjustments(world, adjusting, APRIL, MARCH).write(8, NOW)
 
 
 def charged_by(*columns: str) -> Sums:
@@ -87,6 +94,15 @@ def assert_equal_sums(found: Sums, right: Sums, *, split: bool = False) -> None:
             assert abs(one[name] - other[name]) <= lines * MICRO, (key, name)
 
 
+def assert_adjustments_are_shown(month: dt.date) -> None:
+    """Assert that the approved amounts, and no others, are in the tables and in the total of a month."""
+    approved = Adjustment.objects.filter(statement__month=month, state=AdjustmentState.APPROVED)
+    amount = approved.aggregate(amount=Sum("amount"))["amount"] or Decimal(0)
+    table = charges_by("bucket", month)
+    shown = [row.charged for row in table.groups if row.key in ADJUSTMENT_BUCKETS]
+    assert sum(shown, Decimal(0)) == table.total.adjustment == amount
+
+
 def assert_any_history_is_right(
     world: World,
     seed: int,
@@ -109,6 +125,7 @@ def assert_any_history_is_right(
         assert [str(each) for each in audit_month(month, NOW)] == []
         assert sum_differences(month) == []
         assert all(pool.holds for pool in reconcile_costs(month))
+        assert_adjustments_are_shown(month)
         assert_views_agree(world, month)
 
 
@@ -118,6 +135,8 @@ def test_corrections_of_the_last_days_of_a_month_add_up_to_one_run_that_knows_al
     begin_charges_at(world, at(0, day=30))
     assert_any_history_is_right(world, 1, "America/New_York", "KWD", assert_tables_agree)
     assert StatementLine.objects.filter(statement__month=APRIL, corrected_month=MARCH).exists()
+    approved = Adjustment.objects.filter(statement__month=APRIL, state=AdjustmentState.APPROVED)
+    assert set(approved.values_list("kind", flat=True)) == {"credit", "adjustment"}
 
 
 @pytest.mark.long

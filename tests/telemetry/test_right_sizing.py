@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.urls import reverse
 
+from portal.models import Membership
 from portal.reads.utilisation.right_sizing import sizing_advice
 from portal.reads.work.run_reports import RunReportDetails, run_report
 from telemetry.core.capacity.right_sizing import ReportedRun, right_sizings, work_name
@@ -103,7 +104,7 @@ def saving_of(report: RunReportDetails) -> Decimal:
 @pytest.mark.django_db
 def test_the_advice_has_the_hours_and_the_cost_of_the_runs_that_it_advises(reported: World) -> None:
     filters = UsageFilters(start=at(0, day=1), end=at(0, day=5))
-    [advice] = sizing_advice(reported.operator, filters, at(0, day=5))
+    [advice] = sizing_advice(reported.finance, filters, at(0, day=5))
     assert advice.sizing.saved_hours == pytest.approx(12.0)
     assert advice.headline == "Ask for 1 GPU instead of 4"
     assert (
@@ -129,6 +130,28 @@ def test_people_see_the_advice_for_their_own_work_and_leads_that_of_their_teams(
         "other team": 0,
         "stranger": 0,
     }
+
+
+@pytest.mark.django_db
+def test_saved_money_is_shown_only_to_people_who_see_the_charges_of_the_work(reported: World) -> None:
+    filters, now = UsageFilters(start=at(0, day=1), end=at(0, day=5)), at(0, day=5)
+    shown = {
+        role: [each.saved is not None and each.saved_per_month is not None for each in advice]
+        for role, who in reported.people.items()
+        if (advice := sizing_advice(who, filters, now))
+    }
+    assert shown == {
+        "member": [True],
+        "lead": [True],
+        "operator": [False],
+        "finance": [True],
+        "auditor": [True],
+    }
+    Membership.objects.create(
+        user=reported.operator, team=reported.vision.team, role=Membership.Role.LEAD, created_at=reported.now
+    )
+    [advice] = sizing_advice(reported.operator, filters, now)
+    assert advice.saved is not None
 
 
 @pytest.mark.django_db

@@ -33,19 +33,17 @@ PART_BYTES = 1 << 20
 @click.option("--project", help="Only the charges of this project: team/project.")
 @click.option("--user", help="Only the charges of this person.")
 @click.option("--workload", metavar="ID", help="Only the charges of this workload.")
-@click.option(
-    "--type", "type_", help="Only this type of workload: training, inference, interactive or other."
-)
+@click.option("--type", help="Only this type of workload: training, inference, interactive or other.")
 @click.option("--pool", help="Only the charges of this pool.")
 @click.option("--model", help="Only this model of GPU, such as H100-80GB.")
 @click.option("--bucket", help="Only this bucket, or several with commas between them: used,reserved_unused.")
 @click.option("--day", help="Only the time of this billing day: 2026-10-12.")
+@click.option("--last-day", help="Only the days of the month up to this one, with its corrections.")
 @click.option(
     "--corrected-month", help="Only the corrections of this month (2026-09), of any month, or none of them."
 )
 def export(session: CliSession, month: str, path: Path, **query: Any) -> None:
     """Download the charges of a month as a file, and check that the file is complete."""
-    query["type"] = query.pop("type_")
     part = path.with_name(f"{path.name}.part")
     try:
         with part.open("wb") as file:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -171,11 +173,7 @@ class ApproveAdjustmentView(ApiView):
     )
     def post(self, request: Request, number: str) -> Response:
         """Approve a proposed credit or adjustment. Its author may not approve it."""
-        given = self.validated_body(AdjustmentDecision)
-        row = decisions.approve_adjustment(
-            **self.service_context, adjustment=_adjustment(self, number), **given
-        )
-        return self.object_response(row, AdjustmentDetailShape)
+        return _decide(self, number, AdjustmentDecision, decisions.approve_adjustment)
 
 
 class RejectAdjustmentView(ApiView):
@@ -184,11 +182,7 @@ class RejectAdjustmentView(ApiView):
     )
     def post(self, request: Request, number: str) -> Response:
         """Reject a proposed credit or adjustment."""
-        given = self.validated_body(AdjustmentRejection)
-        row = decisions.reject_adjustment(
-            **self.service_context, adjustment=_adjustment(self, number), **given
-        )
-        return self.object_response(row, AdjustmentDetailShape)
+        return _decide(self, number, AdjustmentRejection, decisions.reject_adjustment)
 
 
 class WithdrawAdjustmentView(ApiView):
@@ -197,11 +191,15 @@ class WithdrawAdjustmentView(ApiView):
     )
     def post(self, request: Request, number: str) -> Response:
         """Withdraw a proposed credit or adjustment, or propose the opposite amount of an approved one."""
-        given = self.validated_body(AdjustmentWithdrawal)
-        row = decisions.withdraw_adjustment(
-            **self.service_context, adjustment=_adjustment(self, number), **given
-        )
-        return self.object_response(row, AdjustmentDetailShape)
+        return _decide(self, number, AdjustmentWithdrawal, decisions.withdraw_adjustment)
+
+
+def _decide(
+    view: ApiView, number: str, body: type[StrictSerializer], verb: Callable[..., Adjustment]
+) -> Response:
+    """Carry out a decision with the fields of ``body``, and return the adjustment that it changed or made."""
+    row = verb(**view.service_context, adjustment=_adjustment(view, number), **view.validated_body(body))
+    return view.object_response(row, AdjustmentDetailShape)
 
 
 def _adjustment(view: ApiView, number: str) -> Adjustment:

@@ -56,6 +56,11 @@ class ChargeFilters(StrictSerializer):
         max_length=120, required=False, help_text="a bucket, or several with commas between them"
     )
     day = serializers.CharField(max_length=10, required=False, help_text="a billing day, such as 2026-03-12")
+    last_day = serializers.CharField(
+        max_length=10,
+        required=False,
+        help_text="the last selected day of the month, such as 2026-03-12; corrections are selected too",
+    )
     corrected_month = serializers.CharField(
         max_length=7, required=False, help_text="the corrected month, such as 2026-02; any; or none"
     )

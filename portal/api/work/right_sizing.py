@@ -46,7 +46,9 @@ class SizingAdviceShape(ResponseSerializer):
     advised_runs = serializers.IntegerField(source="sizing.advised_runs")
     held_hours = serializers.FloatField(source="sizing.held_hours", help_text="GPU-hours of the advised runs")
     saved_hours = serializers.FloatField(source="sizing.saved_hours")
-    saved = CurrencyAmount(allow_null=True, help_text="of the period; null: the cost of a run is unknown")
+    saved = CurrencyAmount(
+        allow_null=True, help_text="of the period; null: the cost of a run is unknown, or you may not see it"
+    )
     saved_per_month = CurrencyAmount(allow_null=True)
     currency = serializers.CharField()
 

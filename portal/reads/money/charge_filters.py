@@ -19,7 +19,7 @@ from portal.reads.money.charged_months import parse_month
 from portal.wording.pages.money import money_pages
 from scheduler.models import Pool, Project, Team, Workload, WorkloadType
 from telemetry.core.charge_model import ADJUSTMENT_BUCKETS
-from telemetry.models import Charge, ChargeBucketChoices, CostCentre, CostCentreShare
+from telemetry.models import Charge, ChargeBucketChoices, CostCentre, CostCentreShare, StatementLine
 from telemetry.money.billing_months import next_month
 from telemetry.reads.chargeback import (
     ANY_MONTH,
@@ -73,6 +73,15 @@ VISIBLE_OBJECTS: dict[str, Callable[[User], QuerySet[Any]]] = {
 }
 
 
+def filtered_teams(viewer: User) -> frozenset[int] | None:
+    """Return the ids of the teams by which the viewer may filter charges. None means all teams that the
+    viewer sees, which are also the teams whose budgets the viewer sees.
+    """
+    if policy.sees_all_charges(viewer) or not policy.sees_all_teams(viewer):
+        return None
+    return frozenset(_teams(viewer).values_list("pk", flat=True))
+
+
 def checked_filters(viewer: User, month: date, given: Mapping[str, str]) -> dict[str, Any]:
     """Return the filters of ``telemetry.reads.chargeback``, by dimension.
 
@@ -91,16 +100,16 @@ def checked_filters(viewer: User, month: date, given: Mapping[str, str]) -> dict
             where[name] = None if name in VISIBLE_OBJECTS else ""
         elif name in given:
             found = _parse_key(name, given[name])
-            where[name] = _only_visible(
-                checks, viewer, lines, name, given[name], [] if found is None else [found]
-            )
+            keys = [] if found is None else [found]
+            where[name] = _only_visible(checks, viewer, lines, month, name, given[name], keys)
     checks.done()
     return where
 
 
 def checked_cost_centre(viewer: User, code: str) -> str:
     """Return the code of a cost centre whose charges the viewer may see. Raises Invalid for another code."""
-    return str(named_filters(viewer, policy.visible_charges(viewer), {"cost_centre": code})["cost_centre"])
+    where = named_filters(viewer, policy.visible_charges(viewer), {"cost_centre": code})
+    return str(where["cost_centre"])
 
 
 def named_filters(
@@ -114,7 +123,7 @@ def named_filters(
     where = {
         name: _list_filter(checks, name, given[name], lines, month)
         if name in LIST_FILTERS
-        else _only_visible(checks, viewer, lines, name, given[name], _keys_of_name(name, given[name]))
+        else _only_visible(checks, viewer, lines, month, name, given[name], _keys_of_name(name, given[name]))
         for name in FILTERS
         if name in given
     }
@@ -156,6 +165,16 @@ def _day(text: str, lines: QuerySet[Charge], month: date | None) -> date:
     return day
 
 
+def _last_day(text: str, lines: QuerySet[Charge], month: date | None) -> date:
+    """Return a day of the month; of any month if it is None. Raises ValueError for another text."""
+    if len(text) != len("2026-03-12") or not text.isascii():
+        raise ValueError("last_day: not a date")
+    day = date.fromisoformat(text)
+    if month is not None and not month <= day < next_month(month):
+        raise ValueError("last_day: not in the month")
+    return day
+
+
 def _corrected_month(text: str, lines: QuerySet[Charge], month: date | None) -> date | str | None:
     """Return the value of ``corrected_month`` for ``charge_condition``: a month, ANY_MONTH or None.
 
@@ -175,6 +194,7 @@ LIST_FILTERS: dict[str, Callable[[str, QuerySet[Charge], date | None], Any]] = {
     "bucket": _buckets,
     "corrected_month": _corrected_month,
     "day": _day,
+    "last_day": _last_day,
 }
 
 
@@ -182,6 +202,7 @@ def _only_visible(
     checks: InputChecks,
     viewer: User,
     lines: QuerySet[Charge],
+    month: date | None,
     name: str,
     text: str,
     keys: Sequence[int | str],
@@ -190,7 +211,9 @@ def _only_visible(
 
     Note a problem unless exactly one of ``keys`` is such a key.
     """
-    seen = [key for key in keys if _is_visible(viewer, name, key) or _is_charged(lines, name, key)]
+    seen = [
+        key for key in keys if _is_visible(viewer, name, key) or _is_charged(viewer, lines, month, name, key)
+    ]
     if len(seen) == 1:
         return seen[0]
     sentence = money_pages.FILTER_UNKNOWN.format(
@@ -263,6 +286,18 @@ def _is_visible_code(viewer: User, code: str) -> bool:
     return any(rows.exists() for rows in sources)
 
 
-def _is_charged(lines: QuerySet[Charge], name: str, key: int | str) -> bool:
-    """Return True if one of ``lines`` has the key. This allows keys of objects that were removed."""
-    return lines.filter(**{CHARGE_DIMENSIONS[name][0]: key}).exists()
+def _is_charged(viewer: User, lines: QuerySet[Charge], month: date | None, name: str, key: int | str) -> bool:
+    """Return True if one of ``lines`` has the key. This allows keys of objects that were removed.
+
+    For cost centres, statement lines are read: charge lines have no index of cost centres, and there may be
+    millions of them.
+    """
+    if name != "cost_centre":
+        return lines.filter(**{CHARGE_DIMENSIONS[name][0]: key}).exists()
+    cells = policy.visible_cells(viewer)
+    rows: QuerySet[Any] = (
+        StatementLine.objects.filter(cost_centre=key)
+        if cells is None
+        else cells.filter(line__cost_centre=key)
+    )
+    return (rows if month is None else rows.filter(statement__month=month)).exists()

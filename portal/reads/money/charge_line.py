@@ -90,7 +90,7 @@ def charge_line(viewer: User, pk: int) -> ChargeLineDetail | None:
         host=_row(policy.visible_hosts_with_removed(viewer), line.gpu.host_id),
         related=list(related.order_by("pk")),
         usage=line_usage(line),
-        sees_cost=policy.sees_owner_cost(viewer),
+        sees_cost=policy.sees_cost_of_charges(viewer),
         currency=line.price.currency if line.price else currency_of_month(month_of(line.start)),
     )
 

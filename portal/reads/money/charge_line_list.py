@@ -37,15 +37,16 @@ class ChargeLineList:
     """A page of charge lines, and the sums of all charge lines under the same filters.
 
     ``table`` has the sums. They are sums of the cents of cells, and include the lines of all pages.
-    ``is_cut`` is True if there are more than MAX_LISTED_LINES lines; the list then has the oldest of them.
+    ``count`` is the number of all lines. It is None if there are more than MAX_LISTED_LINES; the list then
+    has the oldest of them.
     ``shows_cost`` is True if the lines are chosen by a bucket that nobody is charged for, and the viewer sees
-    all charges.
+    the owner's cost of charges.
     """
 
     page: Page[Charge]
     rows: list[ListedCharge]
     table: ChargeTable
-    is_cut: bool
+    count: int | None
     shows_cost: bool
 
 
@@ -58,7 +59,10 @@ def charge_line_list(viewer: User, month: date, where: dict[str, Any], page: str
     found = charge_lines(month, policy.visible_charges(viewer), **where)
     count = found.order_by()[: MAX_LISTED_LINES + 1].count()
     rows = found.select_related("price", "priority_factor", "type_factor", "gpu", "pool")[:MAX_LISTED_LINES]
-    lines = Paginator(rows, LINES_PER_PAGE).get_page(page)
+    pages = Paginator(rows, LINES_PER_PAGE)
+    # A count by the paginator would sort all lines first.
+    pages.count = min(count, MAX_LISTED_LINES)
+    lines = pages.get_page(page)
     buckets = where.get("bucket", ())
     uncharged = set((buckets,) if isinstance(buckets, str) else buckets) - set(map(str, CHARGED_BUCKETS))
     cells = policy.visible_cells(viewer)
@@ -66,8 +70,8 @@ def charge_line_list(viewer: User, month: date, where: dict[str, Any], page: str
         page=lines,
         rows=_listed(viewer, list(lines)),
         table=charges_by("bucket", month, cells, charged_only=not uncharged, **where),
-        is_cut=count > MAX_LISTED_LINES,
-        shows_cost=bool(uncharged) and policy.sees_all_charges(viewer),
+        count=None if count > MAX_LISTED_LINES else count,
+        shows_cost=bool(uncharged) and policy.sees_cost_of_charges(viewer),
     )
 
 

@@ -7,12 +7,10 @@ from datetime import date, datetime
 from django.db.models import Min
 
 from portal.errors import Invalid
-from portal.input_checks import MAX_YEAR, display_value
+from portal.input_checks import FIRST_YEAR, MAX_YEAR, display_value
 from portal.wording.pages.money import money_pages
 from telemetry.models import Charge
 from telemetry.money.billing_months import month_of
-
-FIRST_YEAR = 2000
 
 
 def first_charged_month(now: datetime) -> date:

@@ -21,7 +21,7 @@ from portal.wording.money_texts import (
     signatures,
     work_text,
 )
-from portal.wording.pages.money import export_texts
+from portal.wording.pages.money import export_texts, money_pages
 from portal.wording.pages.money.correction_texts import cause_sentence
 from portal.wording.pages.money.statement_texts import PART_LABELS, group_title
 from telemetry.core.csv_text import CsvDialect
@@ -67,7 +67,11 @@ def export_download(
     Raises Invalid for an unknown kind or option, and for filters that this kind of export does not allow.
     Raises NotAllowed if the export contains charges that the viewer may not see.
     """
-    kind, dialect = _checked_kind(given, where), checked_dialect(given)
+    kind = _checked_kind(given, where)
+    if not kind.has_dialect:
+        names = ", ".join(name for name, each in EXPORT_KINDS.items() if each.has_dialect)
+        refuse_dialect(given, export_texts.DIALECT_KINDS.format(kinds=names))
+    dialect = checked_dialect(given)
     with_checksum = _wants_checksum(given)
     scope = charge_scope(viewer)
     if scope.kind == "none" or (kind.whole_only and not _is_visible_document(viewer, month, kind, where)):
@@ -78,7 +82,7 @@ def export_download(
         lines=policy.visible_charges(viewer),
         cells=policy.visible_cells(viewer),
         where=where,
-        with_cost=policy.sees_all_charges(viewer),
+        with_cost=policy.sees_cost_of_charges(viewer),
     )
     organisation = Organisation.objects.first()
     issuer = organisation.name if organisation else ""
@@ -184,6 +188,17 @@ def _checked_kind(given: Mapping[str, str], where: Mapping[str, Any]) -> ExportK
         checks.note("currency", given["currency"], message)
     checks.done()
     return kind
+
+
+def refuse_dialect(given: Mapping[str, str], allowed: str) -> None:
+    """Raise Invalid if ``given`` has a separator or a decimal sign. ``allowed`` says where it is allowed."""
+    checks = InputChecks()
+    for name in DIALECT_OPTIONS:
+        if name in given:
+            words = money_pages.FILTER_UNKNOWN
+            text = words.format(field=name, given=display_value(given[name]), allowed=allowed)
+            checks.note(name, given[name], text)
+    checks.done()
 
 
 def checked_dialect(given: Mapping[str, str]) -> CsvDialect:

@@ -44,9 +44,11 @@ def read_scope(
     *,
     organisation_zone: str,
     currency: str,
+    led_teams: Callable[[], frozenset[int]] | None = None,
 ) -> Scope:
     """Return the scope of type ``kind`` that the parameters choose.
 
+    ``led_teams`` returns the teams that the viewer leads, if the caller has read them.
     Raises Invalid for a parameter that is unknown or has an unknown value, with the allowed values.
     """
     parameters = {name: value for name, value in given.items() if value}
@@ -92,6 +94,7 @@ def read_scope(
         ranking=_ranking(parameters, filters),
         waits=_one_of(parameters, "waits", WAIT_GROUPS) or WAIT_GROUPS[0],
         compared=_compared(parameters, period.length),
+        led_teams=led_teams,
         fixed_zone=zone_of_organisation(organisation_zone),
     )
 

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from portal.errors import Invalid
-from portal.input_checks import display_value
+from portal.input_checks import FIRST_YEAR, MAX_YEAR, display_value
 from portal.wording.formatting import window
 from portal.wording.pages.money import money_pages, utilisation_texts
 from telemetry.money.billing_months import month_bounds, month_of, next_month
@@ -115,7 +115,9 @@ def _utc_time(field: str, text: str) -> datetime:
         time = datetime.fromisoformat(text)
     except ValueError:
         time = None
-    if time is None or time.tzinfo is not None or not 2000 <= time.year <= 2200:
-        refusal = money_pages.NOT_A_UTC_TIME.format(field=field, given=display_value(text))
+    if time is None or time.tzinfo is not None or not FIRST_YEAR <= time.year <= MAX_YEAR:
+        refusal = money_pages.NOT_A_UTC_TIME.format(
+            field=field, given=display_value(text), first=FIRST_YEAR, last=MAX_YEAR
+        )
         raise Invalid({field: refusal}, {field: text})
     return time.replace(tzinfo=UTC)

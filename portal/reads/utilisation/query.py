@@ -89,6 +89,8 @@ class UtilisationScope:
     ranking: str = "workload"
     waits: str = "size"
     compared: timedelta | None = None
+    # Returns the teams that the viewer leads, if the caller has read them. Otherwise they are read if needed.
+    led_teams: Callable[[], frozenset[int]] | None = None
     # The zone of the organisation, for figures that must not depend on the viewer.
     fixed_zone: ZoneInfo = ZoneInfo("UTC")
 
@@ -226,7 +228,7 @@ class UtilisationScope:
     @cached_property
     def sees_charged(self) -> Callable[[Any], bool]:
         """Return a function that says whether the viewer may see the charges of a group of ``use_by``."""
-        return policy.group_charge_right(self.viewer, self.dimension)
+        return policy.group_charge_right(self.viewer, self.dimension, self.led_teams)
 
     @cached_property
     def held_before(self) -> dict[Any, float] | None:
@@ -258,7 +260,7 @@ class UtilisationScope:
 
     @cached_property
     def sizings(self) -> list[SizingAdvice]:
-        return sizing_advice(self.viewer, self.filters, self.now)
+        return sizing_advice(self.viewer, self.filters, self.now, self.led_teams)
 
     @cached_property
     def saving(self) -> PoolingSavings:

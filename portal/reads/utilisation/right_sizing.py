@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -24,7 +25,8 @@ from telemetry.reads.usage_filters import UsageFilters
 
 @dataclass(frozen=True)
 class SizingAdvice:
-    """Advice for repeated work of a person. ``saved`` is the money of the period; None if it is unknown.
+    """Advice for repeated work of a person. ``saved`` is the money of the period; None if it is unknown, or
+    if the viewer may not see the charges of the work.
 
     ``url`` opens the report of the last of these runs.
     """
@@ -48,10 +50,17 @@ class SizingAdvice:
         return right_sizing_texts.evidence(self.sizing, self.project.name)
 
 
-def sizing_advice(viewer: User, filters: UsageFilters, now: datetime) -> list[SizingAdvice]:
+def sizing_advice(
+    viewer: User,
+    filters: UsageFilters,
+    now: datetime,
+    led_teams: Callable[[], frozenset[int]] | None = None,
+) -> list[SizingAdvice]:
     """Return the advice that the viewer may see, in order of saved GPU-hours.
 
-    People see the advice for their own work, leads that of their teams.
+    People see the advice for their own work, leads that of their teams. The saved part of a cost tells
+    the cost, so only people who may see the charges of the work see it. ``led_teams`` returns the teams that
+    the viewer leads, if the caller has read them.
     """
     led = policy.teams_whose_waste_is_named(viewer)
     if led is not None:
@@ -59,13 +68,15 @@ def sizing_advice(viewer: User, filters: UsageFilters, now: datetime) -> list[Si
     found = right_sizings(reported_runs(filters))
     if not found:
         return []
-    # All runs of one advice have the same project and owner.
     last = Workload.objects.select_related("project__team", "owner").in_bulk(
         [max(each.saved) for each in found]
     )
     # Most ended runs are charged completely. The present prices are read only for the others.
     prices: Any = SimpleLazyObject(lambda: cost_totals.prices(now))
-    costs = cost_totals.workload_costs({pk for each in found for pk in each.saved}, now, prices)
+    may_see = policy.charge_right(viewer, led_teams)
+    # All runs of one advice have the same project and the same owner.
+    priced = [each for each in found if may_see(last[max(each.saved)])]
+    costs = cost_totals.workload_costs({pk for each in priced for pk in each.saved}, now, prices)
     return [
         SizingAdvice(
             each,

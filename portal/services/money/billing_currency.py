@@ -8,7 +8,7 @@ from typing import Any
 from django.db import transaction
 
 from portal import policy
-from portal.input_checks import InputChecks
+from portal.input_checks import FIRST_YEAR, InputChecks
 from portal.models import User
 from portal.services import audit
 from portal.wording.formatting import local_time_text
@@ -19,7 +19,7 @@ from telemetry.models import BillingCurrency, Price, Statement
 from telemetry.money.billing_months import month_bounds, month_of, next_month
 from telemetry.money.pricing.billing_currencies import load_billing_currencies
 
-FIRST_MONTH = date(2000, 1, 1)
+FIRST_MONTH = date(FIRST_YEAR, 1, 1)
 
 
 def checked_currency(checks: InputChecks, currency: Any) -> str:

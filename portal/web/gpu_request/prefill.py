@@ -10,6 +10,7 @@ from django.http import HttpRequest, QueryDict
 from django.utils import timezone
 
 from portal import policy
+from portal.input_checks import FIRST_YEAR, MAX_YEAR
 from portal.models import Template, User
 from portal.reads.work.workload_details import RELATED
 from portal.web.gpu_request.field_values import (
@@ -149,7 +150,7 @@ def _parse_datetime(text: str) -> datetime | None:
         at = datetime.fromisoformat(text)
     except ValueError:
         return None
-    if not 2000 <= at.year <= 2200:
+    if not FIRST_YEAR <= at.year <= MAX_YEAR:
         return None
     return at if at.tzinfo else timezone.make_aware(at)
 

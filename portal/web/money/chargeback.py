@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from django.utils import timezone
 from portal import policy
 from portal.models import User
 from portal.reads.money import chargeback as reads
+from portal.reads.money.charge_filters import filtered_teams
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.closing.close_panel import ReadMonth, close_and_unusual
 from portal.reads.money.exports import DIALECT_OPTIONS
@@ -62,7 +63,7 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
     context: dict[str, Any] = {
         **tree_context(user, month, where, address, budgets, now, read.months),
         **_month_context(user, month, where, now, read, first),
-        "budgets": [{**row, "url": _budget_url(month, row["budget"])} for row in budgets],
+        "budgets": _linked_budgets(user, month, budgets),
         "path": breadcrumbs(month, where),
         "lines_url": lines_url(month, where),
         "scope": scope,
@@ -102,6 +103,20 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
             # The rows of the tree leave out corrections, which have rows of their own. The total has them.
             context["total_since"] = overview.change.amount
     return render(request, "manage/chargeback.html", context)
+
+
+def _linked_budgets(user: User, month: date, budgets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of budgets, each with the address of its charge lines. The address is empty if the
+    viewer may not filter charges by the owner of the budget.
+    """
+    teams = filtered_teams(user) if budgets else None
+    rows = []
+    for row in budgets:
+        budget: Budget = row["budget"]
+        team = budget.project.team_id if budget.project else budget.team_id
+        is_linked = teams is None or team in teams
+        rows.append({**row, "url": _budget_url(month, budget) if is_linked else ""})
+    return rows
 
 
 def _budget_url(month: date, budget: Budget) -> str:

@@ -27,7 +27,6 @@ from telemetry.reads.chargeback import filter_text
 from telemetry.reads.overview.line_counts import LineCounts
 
 PARAMETERS = (*EXPORT_OPTIONS, *FILTERS)
-DIALECT_KINDS = ("statement", "lines")  # files with a chosen separator and decimal sign
 FOCUS_KIND_NAMES = tuple(kind.name for kind in FOCUS_KINDS)
 
 
@@ -75,21 +74,23 @@ def export_menu(
     *,
     is_closed: bool,
     whole: LineCounts | None = None,
+    lines: int | None = None,
 ) -> ExportMenu:
     """Return the exports of a month that the viewer may download, with the filters of the page.
 
     Kinds without filters are offered only if the page has none. If a cost centre has statements in several
-    currencies, each is offered. ``whole`` are the numbers of the month's lines, if the caller has them.
+    currencies, each is offered. ``whole`` are the numbers of the month's lines, and ``lines`` is the number
+    of the charge lines with these filters, if the caller has them.
     """
     action = reverse("export", args=[f"{month:%Y-%m}"])
-    choices = _choices(user, month, where, scope, action, export_counts(user, month, where, whole))
+    choices = _choices(user, month, where, scope, action, export_counts(user, month, where, whole, lines))
     return ExportMenu(
         title=export_texts.menu_title(month, is_closed),
         provisional="" if is_closed else export_texts.PROVISIONAL,
         action=action,
         fields=[(name, filter_text(name, value)) for name, value in where.items()],
-        csv_files=[choice for choice in choices if choice["kind"] in DIALECT_KINDS],
-        choices=[choice for choice in choices if choice["kind"] not in DIALECT_KINDS],
+        csv_files=[choice for choice in choices if EXPORT_KINDS[choice["kind"]].has_dialect],
+        choices=[choice for choice in choices if not EXPORT_KINDS[choice["kind"]].has_dialect],
         checksums=[
             {"label": choice["label"], "url": f"{choice['url']}&checksum=sha256"}
             for choice in choices

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from portal import policy
 from portal.models import Membership, Organisation, Submission, SubmissionState, User
+from portal.web.page.memberships import current_memberships
 from portal.web.page.organisation import current_currency, current_organisation
 from portal.wording.pages import home_pages
 from scheduler.models import WorkloadKind
@@ -69,7 +70,7 @@ def page_frame(request: HttpRequest) -> dict[str, Any]:
 
 def _build_page_frame(request: HttpRequest, user: User) -> dict[str, Any]:
     organisation = current_organisation(request)
-    memberships = list(Membership.objects.filter(user=user).select_related("team").order_by("team__name"))
+    memberships = current_memberships(request, user)
     return {
         "organisation": organisation,
         "currency": current_currency(request),

@@ -9,8 +9,9 @@ from portal.wording.formatting import Numbers
 from telemetry.core.currencies import decimals_of
 from telemetry.reads.budget_status import BudgetStatus, ForecastRange
 
+BUDGET_OWNERS = {"cost_centre": "cost centre", "team": "team", "project": "project"}
 # The keys of a request that name the owner of the budget, if it is not the team.
-BUDGET_OWNERS = {"project": "project", "cost_centre": "cost centre"}
+REQUESTED_OWNERS = ("project", "cost_centre")
 
 
 def period_name(period: str, first: date) -> str:
@@ -41,7 +42,9 @@ def request_summary(payload: Numbers) -> str:
     period = period_name(str(payload.get("period")), date.fromisoformat(str(payload.get("month"))))
     unit = str(payload.get("currency") or payload.get("measure"))
     amount = _amount(Decimal(str(payload.get("amount"))), unit)
-    owner = next((f", {BUDGET_OWNERS[key]} {payload[key]}" for key in BUDGET_OWNERS if payload.get(key)), "")
+    owner = next(
+        (f", {BUDGET_OWNERS[key]} {payload[key]}" for key in REQUESTED_OWNERS if payload.get(key)), ""
+    )
     return f"a budget of {amount} for {period}{owner}"
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal
 
-from portal.wording.chargeback.budget_texts import forecast_record
+from portal.wording.chargeback.budget_texts import BUDGET_OWNERS, forecast_record
 from portal.wording.formatting import joined_with_and
 from telemetry.core.currencies import decimals_of
 from telemetry.reads.budget_status import ForecastRange
 
-BUDGET_OWNERS = {"cost_centre": "cost centre", "team": "team", "project": "project"}
 MAX_NAMES = 3
 
 
@@ -150,6 +149,8 @@ def budget_bar_text(spent: float, forecast: float | None) -> str:
 CURVE_COLUMNS = ("Day", "GPU-hours", "Charged", "Charged so far", "Month before, so far", "Even pace")
 CORRECTIONS_ROW = "Corrections of earlier months"
 CURVE_START = "start"
+# The title of a hover: x is the number of days since the start of the month, so the day of the point.
+CURVE_HOVER = "end of day %{x}"
 CURVE_TITLE = "Spend against budget"
 CURVE_TRACES = {
     "now": "{month:%B}",

@@ -102,7 +102,7 @@ def statement_data(document: StatementDocument, decimals: int, texts: DocumentTe
         "corrections": [
             {
                 "corrects": _plain(texts.corrects(corrected)),
-                "why": _plain(reasons.get(each.corrected_month or statement.month, "")),
+                "why": _plain(reasons.get(corrected.month, "")),
                 "model": _plain(each.model),
                 "hours": _number(each.gpu_hours, HOUR_DECIMALS),
                 "price": "" if each.price is None else _short_price(each.price),

@@ -8,9 +8,9 @@ from functools import partial
 from telemetry.exports.export_model import ExportKind
 from telemetry.exports.focus.columns import FocusDataset, FocusVersion
 from telemetry.exports.focus.files import focus_csv, focus_parquet
+from telemetry.exports.table_files import PARQUET_TYPE
 
 FOCUS_CSV_TYPE = "text/csv; charset=utf-8; header=present"
-PARQUET_TYPE = "application/vnd.apache.parquet"
 # Each dataset with its version and the name of its kind. Only FOCUS 1.2 is in the name: 1.4 is the usual one.
 _DATASETS: tuple[tuple[str, FocusDataset, FocusVersion], ...] = (
     ("focus-cost-and-usage", FocusDataset.COST_AND_USAGE, "1.4"),

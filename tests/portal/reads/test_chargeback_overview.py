@@ -130,16 +130,43 @@ def test_each_point_of_the_chart_opens_the_lines_that_sum_to_it(corrected: World
 def test_each_bar_of_the_bridge_and_each_budget_opens_its_lines(spring: World) -> None:
     Budget.objects.create(team=spring.vision.team, month=APRIL, amount=Decimal(100))
     Budget.objects.create(cost_centre="CC-100", month=APRIL, amount=Decimal(100))
-    rows = bridge_panel(overview(spring.finance))["rows"]
-    assert len(rows) > 3 and all(row["url"] for row in rows)
-    assert (rows[0]["url"], rows[-1]["url"]) == (
-        f"{reverse('charge-lines')}?month=2026-03",
-        f"{reverse('charge-lines')}?month=2026-04",
-    )
     client = Client()
     client.force_login(spring.finance)
+    assert len(bridge_panel(overview(spring.finance))["rows"]) > 3
     for row in client.get(reverse("chargeback"), {"month": "2026-04"}).context["budgets"]:
         assert client.get(row["url"]).context["charged"] == row["view"].spent != 0
+
+
+@pytest.mark.parametrize("role", ["finance", "lead"])
+def test_both_ends_and_each_step_of_the_bridge_open_the_lines_of_the_compared_days(
+    spring: World, role: str
+) -> None:
+    found, client = overview(spring.people[role], APRIL, april(8, 12)), Client()
+    client.force_login(spring.people[role])
+    bridge, rows = found.change.bridge, bridge_panel(found)["rows"]
+    assert bridge is not None and bridge.now != found.charged
+    assert [client.get(rows[at]["url"]).context["charged"] for at in (0, -1)] == [bridge.before, bridge.now]
+    urls = {step.kind: row["url"] for step, row in zip(bridge.steps, rows[1:-1], strict=True)}
+    assert "last_day=2026-04-07" in urls["hours"]
+    new = next(step for step in bridge.steps if step.kind == "new")
+    assert client.get(urls["new"]).context["charged"] == new.amount > 0
+
+
+def test_the_ends_of_the_bridge_of_a_month_that_is_over_open_whole_months(spring: World) -> None:
+    rows = bridge_panel(overview(spring.finance, APRIL, dt.datetime(2026, 5, 1, 2, tzinfo=dt.UTC)))["rows"]
+    assert [rows[at]["url"] for at in (0, -1)] == [
+        f"{reverse('charge-lines')}?month=2026-03",
+        f"{reverse('charge-lines')}?month=2026-04",
+    ]
+
+
+def test_the_lines_of_the_compared_days_include_the_corrections_of_earlier_months(corrected: World) -> None:
+    found, client = overview(corrected.finance, APRIL, april(3)), Client()
+    client.force_login(corrected.finance)
+    assert found.change.bridge is not None and found.curve.corrections
+    last = client.get(bridge_panel(found)["rows"][-1]["url"])
+    assert last.context["charged"] == found.change.bridge.now
+    assert last.context["corrected"] == found.curve.corrections
 
 
 def test_the_bridge_compares_the_whole_days_so_far_with_the_same_days_of_the_month_before(

@@ -20,12 +20,12 @@ from telemetry.exports import workbook
 from telemetry.models import StatementLine
 from telemetry.reads.chargeback import charges_by
 from tests.portal.charged_january import charged
+from tests.workbooks import NAMESPACE, sheets_of
 from tests.world import World
 
 __all__ = ["charged"]
 pytestmark = pytest.mark.django_db
 JANUARY = date(2026, 1, 1)
-NAMESPACE = {"s": "http://schemas.openxmlformats.org/spreadsheetml/2006/main"}
 ATTACKS = (
     "=cmd|' /C calc'!A0",
     "@SUM(A1)",
@@ -45,25 +45,6 @@ ATTACKS = (
 def workbook_of(viewer: User, where: dict[str, Any] | None = None) -> zipfile.ZipFile:
     parts = export_download(viewer, JANUARY, where or {}, {"kind": "xlsx"}).parts
     return zipfile.ZipFile(io.BytesIO(b"".join(parts)))
-
-
-def sheets_of(book: zipfile.ZipFile) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of each sheet. A row maps a column's letter to a text, number or formula result."""
-    names = re.findall(r'<sheet name="([^"]+)"', book.read("xl/workbook.xml").decode())
-    found: dict[str, list[dict[str, Any]]] = {}
-    for number, name in enumerate(names, 1):
-        tree = ElementTree.fromstring(book.read(f"xl/worksheets/sheet{number}.xml"))
-        found[name] = [
-            {re.sub(r"\d", "", cell.get("r", "")): value_of(cell) for cell in row.iterfind("s:c", NAMESPACE)}
-            for row in tree.iterfind(".//s:row", NAMESPACE)
-        ]
-    return found
-
-
-def value_of(cell: ElementTree.Element) -> str | float:
-    if cell.get("t") == "inlineStr":
-        return "".join(part.text or "" for part in cell.iter(f"{{{NAMESPACE['s']}}}t"))
-    return float(cell.findtext("s:v", "", NAMESPACE))
 
 
 def formulas_of(book: zipfile.ZipFile) -> list[str]:

@@ -46,6 +46,30 @@ def answer(user: User, line: Charge) -> Any:
     return client.get(f"/api/v1/charges/{line.pk}/")
 
 
+def test_the_pages_the_api_and_the_files_of_charges_show_the_cost_to_the_same_people(
+    world: World, line: Charge
+) -> None:
+    """An operator who leads the team sees its charges, but not their cost."""
+    world.vision.lead.operator = True
+    world.vision.lead.save()
+    for role in ("finance", "lead"):
+        user, client = world.people[role], Client()
+        client.force_login(user)
+        month = {"month": f"{line.month:%Y-%m}"}
+        files = [
+            client.get(reverse("chargeback"), {**month, "format": "csv"}),
+            client.get(reverse("charge-lines"), {**month, "format": "csv"}),
+            client.get(reverse("export", args=[month["month"]]), {"kind": "statement"}),
+        ]
+        heads = [file.getvalue().decode().splitlines()[0].split(",") for file in files]
+        shown = {
+            "20.301000" in page(user, line).content.decode(),
+            answer(user, line).json()["cost"] is not None,
+            *("cost" in head for head in heads),
+        }
+        assert shown == {role == "finance"}
+
+
 def write_rollup(line: Charge, resolution: int, start: datetime, utilisation: float | None) -> None:
     """Write a rollup whose unit is held for the whole time. Samples cover half of the time."""
     assert line.allocation is not None

@@ -41,6 +41,20 @@ def test_a_day_and_a_bucket_select_their_lines(world: World, charged: Workload) 
     assert lines_of(listed(world.finance, day="2026-01-05", bucket="used")) == set()
 
 
+def test_the_lines_of_a_workload_are_counted_once_and_without_sorting_them(
+    world: World, charged: Workload
+) -> None:
+    with CaptureQueriesContext(connection) as queries:
+        answer = listed(world.finance, workload=charged.pk)
+    assert "4 rows" in answer.content.decode() and answer.context["page"].paginator.count == 4
+    counts = [
+        sql
+        for sql in (each["sql"] for each in queries)
+        if sql.startswith("SELECT COUNT(*)") and '"telemetry_charge"' in sql
+    ]
+    assert len(counts) == 1 and "ORDER BY" not in counts[0]
+
+
 def test_one_filter_selects_several_buckets_and_only_finance_sees_the_owners_cost(
     world: World, charged: Workload
 ) -> None:

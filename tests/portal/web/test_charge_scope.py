@@ -8,7 +8,9 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -86,6 +88,27 @@ def test_an_operator_who_was_charged_sees_those_charges(world: World, charged: W
 def test_an_empty_table_of_a_member_speaks_of_the_member_only(world: World, charged: Workload) -> None:
     assert "Nothing is charged to you in this month" in page(world, "team mate")
     assert "Nothing is charged in this month" in page(world, "finance", cost_centre="CC-language")
+
+
+def test_an_operator_gets_links_only_to_the_charges_of_budgets_that_open(
+    world: World, charged: Workload
+) -> None:
+    operator = world.vision.member
+    operator.operator = True
+    operator.save()
+    for owner in (
+        {"team": world.vision.team},
+        {"team": world.robotics.team},
+        {"project": world.vision.project},
+        {"project": world.robotics.project},
+    ):
+        Budget.objects.create(month=JANUARY, amount=1000, **owner)
+    client = signed_in(operator)
+    answer = client.get(reverse("chargeback"), {"month": MONTH})
+    urls = [row["url"] for row in answer.context["budgets"]]
+    assert len(urls) == 4 and sum(map(bool, urls)) == 2
+    assert all(client.get(url).status_code == 200 for url in urls if url)
+    assert 'href=""' not in answer.content.decode()
 
 
 @pytest.mark.parametrize("role", ["finance", "lead", "member"])
@@ -280,6 +303,50 @@ def test_an_unknown_parameter_grouping_or_format_is_refused(
     world: World, charged: Workload, query: dict[str, str], says: str
 ) -> None:
     assert says in refusal(world, "finance", **query)
+
+
+@pytest.mark.parametrize("name", ["chargeback", "charge-lines"])
+@pytest.mark.parametrize("option", [{"separator": "comma"}, {"decimal": "point"}])
+def test_a_separator_or_a_decimal_sign_without_a_csv_file_is_refused(
+    world: World, charged: Workload, name: str, option: dict[str, str]
+) -> None:
+    client, [(field, value)] = signed_in(world.finance), option.items()
+    answer = client.get(reverse(name), {"month": MONTH, **option})
+    assert answer.status_code == 404
+    assert answer.context["message"] == f"{field} is '{value}'; allowed: only with format=csv."
+    assert client.get(reverse(name), {"month": MONTH, "format": "csv", **option}).status_code == 200
+
+
+def test_an_export_without_a_dialect_refuses_a_separator(world: World, charged: Workload) -> None:
+    client = signed_in(world.finance)
+    for kind in ("xlsx", "focus-cost-and-usage"):
+        answer = client.get(reverse("export", args=[MONTH]), {"kind": kind, "separator": "semicolon"})
+        says = "separator is 'semicolon'; allowed: only with kind statement, lines."
+        assert (answer.status_code, answer.context["message"]) == (404, says)
+        refused = client.get(f"/api/v1/statements/{MONTH}/export/", {"kind": kind, "decimal": "comma"})
+        [error] = refused.json()["errors"]
+        assert (refused.status_code, error["field"], error["value"]) == (400, "decimal", "comma")
+
+
+@pytest.mark.parametrize(("given", "needed"), [("first", "last"), ("last", "first")])
+def test_a_file_of_the_fleet_refuses_one_end_of_a_row_of_hosts(world: World, given: str, needed: str) -> None:
+    answer = signed_in(world.operator).get(reverse("utilisation-level-csv", args=["fleet"]), {given: "alpha"})
+    assert answer.status_code == 404
+    assert f"{given} is 'alpha'; allowed: together with {needed}." in answer.context["message"]
+
+
+@pytest.mark.parametrize("role", ["finance", "lead"])
+def test_an_unknown_cost_centre_is_refused_without_a_search_of_all_charges(
+    world: World, charged: Workload, role: str
+) -> None:
+    client = signed_in(world.people[role])
+    with CaptureQueriesContext(connection) as queries:
+        answer = client.get("/api/v1/adjustments/", {"cost_centre": "CC-nowhere"})
+    assert answer.status_code == 400
+    assert not [each["sql"] for each in queries if 'FROM "telemetry_charge"' in each["sql"]]
+    for month in (MONTH, "2026-02"):
+        shown = client.get(reverse("chargeback"), {"month": month, "cost_centre": "CC-nowhere"})
+        assert shown.status_code == 404
 
 
 @pytest.mark.parametrize("field", ["pool", "team", "model"])

@@ -1,4 +1,5 @@
-"""Test in a browser that the tree of charges opens in place, obeys the keyboard, fits a phone and prints.
+"""Test in a browser that the tree of charges opens in place, obeys the keyboard, fits a phone and prints, and
+that the chart of charges names the day that it opens.
 
 The short part has the test that opens and closes rows.
 """
@@ -137,3 +138,20 @@ def test_the_printed_page_has_a_head_and_numbered_landscape_pages(page: Page) ->
         "[...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).map((rule) => rule.cssText).join()"
     )
     assert 'counter(page) " of " counter(pages)' in rules
+
+
+def test_the_chart_names_the_day_whose_charges_a_click_opens(page: Page) -> None:
+    chart = page.locator("#chart-spend .plot")
+    chart.scroll_into_view_if_needed()
+    expect(page.locator("#chart-spend .plot[data-drawn] .main-svg").first).to_be_visible()
+    place = chart.evaluate(
+        """plot => {
+            const { xaxis, yaxis } = plot._fullLayout, box = plot.getBoundingClientRect();
+            return [box.left + xaxis._offset + xaxis.l2p(10), box.top + yaxis._offset + yaxis._length / 2];
+        }"""
+    )
+    page.mouse.move(*place)
+    expect(page.locator("#chart-spend .hoverlayer")).to_contain_text("end of day 10")
+    with page.expect_navigation():
+        page.mouse.click(*place)
+    assert "day=2026-01-10" in page.url

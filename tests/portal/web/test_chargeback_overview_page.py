@@ -68,7 +68,7 @@ def test_finance_sees_the_months_the_figures_the_equation_and_the_days(
     assert month["customdata"][4] == f"{reverse('charge-lines')}?month={MONTH}&day=2026-01-04"
 
 
-def test_the_label_and_the_link_of_a_point_in_the_chart_name_the_same_day(
+def test_the_label_the_hover_and_the_link_of_a_point_in_the_chart_name_the_same_day(
     world: World, charged: Workload
 ) -> None:
     """The point of a day stands at its end: x is the number of whole days since the start of the month."""
@@ -81,6 +81,7 @@ def test_the_label_and_the_link_of_a_point_in_the_chart_name_the_same_day(
     assert labels[0] == "start" and urls[0] == ""
     assert (labels[5], labels[10]) == ("5 Jan", "10")
     assert f"day={MONTH}-05" in urls[5] and f"day={MONTH}-10" in urls[10]
+    assert axis["unifiedhovertitle"] == {"text": "end of day %{x}"}
 
 
 def test_the_terms_of_a_month_whose_teams_pay_idle_time_open_the_rows_that_sum_to_them(

@@ -131,6 +131,12 @@ def test_a_correction_names_the_statement_and_the_line_that_it_corrects(correcte
         assert typeset["corrects"].replace("\u200b", "") == f"{march.number}, line {line.line}"
         assert typeset["price"] == "2.40"
         assert f">{march.number}, line {line.line}</a>" in text
+    client = Client()
+    client.force_login(corrected_march.finance)
+    shown = client.get(reverse("cost-centre-statement", args=[document.statement.number]))
+    reasons = [each["why"] for each in shown.context["corrections"]]
+    assert [each["why"].replace("\u200b", "") for each in printed] == reasons
+    assert "host alpha was silent 27 Mar 22:00 to 28 Mar 04:00 UTC" in reasons
 
 
 def row(number: int) -> DocumentRow:

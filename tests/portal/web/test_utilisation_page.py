@@ -18,7 +18,7 @@ from django.urls import reverse
 
 from portal.models import Organisation, User
 from portal.reads.utilisation.query import DIMENSIONS
-from portal.web.money.utilisation.waterfall_table import STEP_COLOURS
+from portal.web.money.utilisation.table_images import STEP_COLOURS
 from portal.wording.pages.money.money_pages import WATERFALL_STEPS
 from scheduler.models import Allocation, Gpu, MaintenanceWindow, Pool, Workload
 from telemetry.core.rollup import BUSY_PERCENT, LOW_SM_PERCENT, LOW_TENSOR_PERCENT

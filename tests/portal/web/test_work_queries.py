@@ -18,6 +18,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from portal.models import Membership
 from portal.reads.work import wait_explanation
 from scheduler.models import Host, Storage, Volume, Workload
 from tests.portal.web.work_samples import make_waiting, queue_job, reserve, run_job, signed_in
@@ -126,6 +127,30 @@ def test_the_utilisation_page_makes_at_most_30_queries(used: World, days: int) -
         assert page.context["waterfall"]["rows"] and page.context["league"]["rows"]
         assert len(asked) <= 30
         check(f"utilisation {days}d {visit}".strip(), len(asked))
+
+
+@pytest.mark.parametrize("by", ["team", "project"])
+def test_an_operator_who_leads_a_team_sees_its_charges_in_use_by(used: World, by: str) -> None:
+    Membership.objects.create(
+        user=used.operator, team=used.vision.team, role=Membership.Role.LEAD, created_at=used.now
+    )
+    client, end = signed_in(used.operator), at(0, day=3)
+    period = {"start": f"{end - timedelta(days=7):%Y-%m-%d}", "end": f"{end:%Y-%m-%d}", "by": by}
+    cache.clear()
+    with CaptureQueriesContext(connection) as asked:
+        page = client.get(reverse("utilisation"), period)
+    if by == "team":  # other groups need queries of their own
+        assert len(asked) <= 30
+    [chart] = [each["chart"] for each in page.context["charts"] if each["name"] == "use-by"]
+    name = used.vision.team.name if by == "team" else used.vision.project.name
+    charged = {text_of(row[0]): row[-1] for row in chart.rows}
+    assert charged[name] not in ("–", "")
+    assert {text for key, text in charged.items() if key != name} == {"–"}
+
+
+def text_of(cell: Any) -> str:
+    """Return the text of a cell of a table."""
+    return cell["text"] if isinstance(cell, dict) else str(cell)
 
 
 @pytest.mark.parametrize("page", PAGES_OF_ONE)

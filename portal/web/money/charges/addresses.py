@@ -13,10 +13,10 @@ from portal.input_checks import display_value
 from portal.models import User
 from portal.reads.money import chargeback as reads
 from portal.reads.money.charge_filters import FILTERS, checked_filters
-from portal.reads.money.exports import checked_dialect
+from portal.reads.money.exports import checked_dialect, refuse_dialect
 from portal.web.money.filter_query import filter_query
 from portal.web.page.access import InvalidAddress, address_checks, check_parameters
-from portal.wording.pages.money import money_pages
+from portal.wording.pages.money import export_texts, money_pages
 from telemetry.core.csv_text import CsvDialect
 from telemetry.reads.chargeback import filter_text
 
@@ -31,6 +31,7 @@ DIMENSION_LABELS = {
     "model": "Model",
     "bucket": "Bucket",
     "day": "Day",
+    "last_day": "Up to",
     "corrected_month": "Corrected month",
 }
 FORMATS = ("csv",)
@@ -50,8 +51,15 @@ def requested_filters(
 
 
 def requested_format(request: HttpRequest) -> str:
-    """Return the format of ``?format=``; "" for the page. Raises InvalidAddress for an unknown format."""
-    return requested_choice(request, "format", FORMATS, "")
+    """Return the format of ``?format=``; "" for the page.
+
+    Raises InvalidAddress for an unknown format, and for a separator or a decimal sign without a CSV file.
+    """
+    wanted = requested_choice(request, "format", FORMATS, "")
+    if wanted != "csv":
+        with address_checks():
+            refuse_dialect(request.GET, export_texts.DIALECT_WITHOUT_CSV)
+    return wanted
 
 
 def requested_dialect(request: HttpRequest) -> CsvDialect:
@@ -88,7 +96,7 @@ def breadcrumbs(month: date, where: Mapping[str, Any]) -> list[dict[str, str]]:
 def _value_label(name: str, value: Any, month: date) -> str:
     if name == "corrected_month":
         return f"{value:%B %Y}" if isinstance(value, date) else filter_text(name, value)
-    if name == "day":
+    if name in ("day", "last_day"):
         return f"{value:%-d %B %Y}"
     if isinstance(value, tuple):
         return ", ".join(value)

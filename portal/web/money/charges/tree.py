@@ -175,7 +175,7 @@ def tree_file(
         tree = charge_tree(user, month, replace(query, whole_levels=True), budgets, now)
     except UnknownPathError as error:
         raise invalid_path(path_text(error.path)) from error
-    return charge_tree_csv(tree, month, scope, policy.sees_all_charges(user), dialect)
+    return charge_tree_csv(tree, month, scope, policy.sees_cost_of_charges(user), dialect)
 
 
 def _search_fields(month: date, where: Mapping[str, Any], address: TreeAddress) -> list[tuple[str, str]]:

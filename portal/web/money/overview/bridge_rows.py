@@ -7,6 +7,7 @@ the page and the month before.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -89,7 +90,11 @@ def _rows(overview: ChargebackOverview, bridge: SpendBridge, low: float, high: f
 
     def tick(days: MonthPart, value: Decimal) -> dict[str, Any]:
         at = f"{place(value):.2f}"
-        shown = {"label": _days(days), "url": lines_url(days.month), "amount": amount(value, currency)}
+        shown = {
+            "label": _days(days),
+            "url": lines_url(days.month, **_compared(days)),
+            "amount": amount(value, currency),
+        }
         return {**shown, "tick": at, "end": at}
 
     yield tick(change.days.before, bridge.before)
@@ -110,17 +115,24 @@ def _rows(overview: ChargebackOverview, bridge: SpendBridge, low: float, high: f
     yield {**tick(change.days.now, bridge.now), "end": ""}
 
 
+def _compared(days: MonthPart) -> dict[str, str]:
+    """Return the filter of the charge lines that selects the compared days; {} for a whole month."""
+    return {} if days.is_whole else {"last_day": (days.until - timedelta(days=1)).isoformat()}
+
+
 def _step_url(step: BridgeStep, overview: ChargebackOverview) -> str:
     """Return the page with the evidence of a step: the rate card, or the lines behind the step."""
+    assert overview.change.days is not None
+    days = _compared(overview.change.days.now)
     if step.kind == "price":
         return reverse("rate-card")
     if step.kind == "corrections":
         return lines_url(overview.month, corrected_month="any")
     if step.kind == "adjustments":
-        return reverse("adjustments")
+        return f"{reverse('adjustments')}?month={overview.month:%Y-%m}"
     if step.kind == "idle":
-        return lines_url(overview.month, bucket="unallocated")
+        return lines_url(overview.month, bucket="unallocated", **days)
     if step.kind == "new" and len(step.projects) == 1:
         project = step.projects[0]
-        return lines_url(overview.month, project="" if project is None else str(project))
-    return lines_url(overview.month, bucket=",".join(sorted(CHARGED_BUCKETS)))
+        return lines_url(overview.month, project="" if project is None else str(project), **days)
+    return lines_url(overview.month, bucket=",".join(sorted(CHARGED_BUCKETS)), **days)

@@ -210,7 +210,12 @@ def _layout(overview: ChargebackOverview) -> dict[str, Any]:
         for number in shown
     ]
     return {
-        "xaxis": {"tickvals": list(shown), "ticktext": labels, "range": [0, len(days) + 0.5]},
+        "xaxis": {
+            "tickvals": list(shown),
+            "ticktext": labels,
+            "range": [0, len(days) + 0.5],
+            "unifiedhovertitle": {"text": texts.CURVE_HOVER},
+        },
         "yaxis": {"rangemode": "tozero", "tickformat": ",.0f"},
         "legend": {"orientation": "h", "y": -0.15, "yanchor": "top", "x": 0},
     }

@@ -60,6 +60,7 @@ def level_csv(request: HttpRequest, answer: str) -> HttpResponseBase:
     with address_checks():
         given, others = level_parameters(request.GET.dict())  # type: ignore[arg-type]
         levels = checked_levels(_level_of(answer), given)
+        check_levels(levels)
     query = utilisation_query(request, others)
     with address_checks():
         if answer == SAMPLE_FILE:

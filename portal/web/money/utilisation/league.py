@@ -14,8 +14,7 @@ from portal.reads.utilisation.query import rankings_of
 from portal.web.components.drawings import spark
 from portal.web.components.quantities import amount, grouped, percent
 from portal.web.money.utilisation.query import UtilisationQuery
-from portal.web.money.utilisation.table_images import league_image
-from portal.web.money.utilisation.waterfall_table import STEP_COLOURS
+from portal.web.money.utilisation.table_images import STEP_COLOURS, league_image
 from portal.wording.pages.money import utilisation_texts as texts
 from portal.wording.utilisation import findings
 from telemetry.reads.utilisation.waste import WASTE_STEPS, WasteRow, rank_of_person, wasted_cost
@@ -55,7 +54,9 @@ def waste_league(query: UtilisationQuery) -> dict[str, Any]:
             }
             for name in rankings_of(query.filters)
         ],
-        "steps": [{"label": texts.WASTE_LABELS[step], "colour": STEP_COLOURS[step]} for step in WASTE_STEPS],
+        "steps": [
+            {"label": texts.WASTE_LABELS[step], "colour": STEP_COLOURS[step].bar} for step in WASTE_STEPS
+        ],
         "footer": texts.WASTE_FOOTER,
         "csv": query.csv_address("waste"),
         "image": league_image(query, shown, [names[row.work].name for row in shown]),
@@ -104,7 +105,7 @@ def _bar(query: UtilisationQuery, row: WasteRow, top: float) -> list[dict[str, s
     for step in WASTE_STEPS:
         width = row.hours[step] * scale
         if width >= 0.05:
-            parts.append({"colour": STEP_COLOURS[step], "x": f"{left:.2f}", "width": f"{width:.2f}"})
+            parts.append({"colour": STEP_COLOURS[step].bar, "x": f"{left:.2f}", "width": f"{width:.2f}"})
         left += width
     return parts
 

@@ -6,7 +6,7 @@ Both are tables on the page. Their figures are drawn only for the image.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from portal.web.components.quantities import grouped
 from portal.web.money.utilisation.query import UtilisationQuery
@@ -15,15 +15,28 @@ from telemetry.reads.utilisation.waste import WASTE_STEPS, WasteRow
 from telemetry.reads.waterfall import UsageWaterfall
 
 ROW_PIXELS, FRAME_PIXELS = 28, 120
-# The colour of each step, as charts name colours.
+
+
+class StepColour(NamedTuple):
+    """The class of the bar of a step in a table, and its colour as charts name colours."""
+
+    bar: str
+    chart: str
+
+
 STEP_COLOURS = {
-    "unhealthy": "bad",
-    "reserved_unused": "accent",
-    "empty": "w-empty",
-    "idle": "w-idle",
-    "inefficient": "use-3",
-    "sm_unmeasured": "use-4",
-    "productive": "use-5",
+    "unhealthy": StepColour("unhealthy", "bad"),
+    "maintenance": StepColour("faint-row", "rest"),
+    "unallocated": StepColour("lost", "rest"),
+    "dedicated_unused": StepColour("lost", "rest"),
+    "reserved_unused": StepColour("w-reserved", "accent"),
+    "lost": StepColour("lost", "rest"),
+    "unmeasured": StepColour("faint-row", "rest"),
+    "empty": StepColour("w-empty", "w-empty"),
+    "idle": StepColour("w-idle", "w-idle"),
+    "inefficient": StepColour("w-inefficient", "use-3"),
+    "sm_unmeasured": StepColour("use-4", "use-4"),
+    "productive": StepColour("productive", "use-5"),
 }
 
 
@@ -40,7 +53,7 @@ def waterfall_image(fall: UsageWaterfall) -> dict[str, Any]:
         "text": [grouped(step.gpu_hours, 1) for step in fall.steps],
         "textposition": "outside",
         "cliponaxis": False,
-        "meta": {"colour": [STEP_COLOURS.get(step.key, "rest") for step in fall.steps]},
+        "meta": {"colour": [STEP_COLOURS[step.key].chart for step in fall.steps]},
     }
     return _figure([bar], len(fall.steps), "GPU-hours", show_legend=False)
 
@@ -51,7 +64,7 @@ def league_image(query: UtilisationQuery, rows: Sequence[WasteRow], names: Seque
     bars = []
     for step in WASTE_STEPS:
         values = [_part(row, step, is_money=is_money) for row in rows]
-        colour = {"colour": STEP_COLOURS[step]}
+        colour = {"colour": STEP_COLOURS[step].chart}
         bars.append(
             {**_bar(names), "name": utilisation_texts.WASTE_LABELS[step], "x": values, "meta": colour}
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
@@ -23,6 +24,7 @@ from portal.web.money.utilisation.query import UtilisationQuery
 from portal.web.money.utilisation.waterfall_table import change_delta, points_delta, waterfall_table
 from portal.web.page.access import InvalidAddress, address_checks, current_user, sign_in_required
 from portal.web.page.csv_export import csv_response
+from portal.web.page.memberships import led_teams
 from portal.web.page.organisation import current_currency, current_organisation
 from portal.wording.formatting import date_and_time
 from portal.wording.pages.money import money_pages, utilisation_texts
@@ -104,6 +106,7 @@ def utilisation_query(request: HttpRequest, given: Mapping[str, str] | None = No
             timezone.now(),
             organisation_zone=organisation.time_zone if organisation else "",
             currency=current_currency(request),
+            led_teams=partial(led_teams, request, current_user(request)),
         )
 
 

@@ -14,27 +14,12 @@ from portal.reads.fleet import utilisation as reads
 from portal.reads.utilisation.query import rankings_of
 from portal.web.components.quantities import amount, grouped, percent
 from portal.web.money.utilisation.query import UtilisationQuery
-from portal.web.money.utilisation.table_images import waterfall_image
+from portal.web.money.utilisation.table_images import STEP_COLOURS, waterfall_image
 from portal.wording.pages.money import money_pages, utilisation_texts
 from portal.wording.utilisation import findings
 from telemetry.reads.utilisation.waste import WASTE_STEPS
 from telemetry.reads.waterfall import WorkPart
 
-# The class of the bar of each step.
-STEP_COLOURS = {
-    "unhealthy": "unhealthy",
-    "maintenance": "faint-row",
-    "unallocated": "lost",
-    "dedicated_unused": "lost",
-    "reserved_unused": "w-reserved",
-    "lost": "lost",
-    "unmeasured": "faint-row",
-    "empty": "w-empty",
-    "idle": "w-idle",
-    "inefficient": "w-inefficient",
-    "sm_unmeasured": "use-4",
-    "productive": "productive",
-}
 # A higher share of these steps is worse; of "productive" it is better. Of the others, nobody can say.
 WORSE_IF_MORE = {"unhealthy", "lost", "unmeasured", *WASTE_STEPS}
 MAX_NAMES = 2
@@ -55,7 +40,7 @@ def waterfall_table(query: UtilisationQuery) -> dict[str, Any]:
                 "key": step.key,
                 "label": label,
                 "definition": definition,
-                "colour": STEP_COLOURS[step.key],
+                "colour": STEP_COLOURS[step.key].bar,
                 "x": f"{max(0.0, left) * 100 if step.key != 'productive' else 0:.2f}",
                 "width": f"{step.share * 100:.2f}",
                 "hours": grouped(step.gpu_hours, 1),

@@ -60,6 +60,8 @@ def menu_title(month: date, is_closed: bool) -> str:
     return f"{month:%B %Y}{so_far}, with the filters of this page"
 
 
+DIALECT_KINDS = "only with kind {kinds}"
+DIALECT_WITHOUT_CSV = "only with format=csv"
 DECIMAL_IS_SEPARATOR = "decimal is 'comma', which is also the separator; allowed: separator semicolon or tab."
 NO_FILTER = "{field} is a filter; allowed: no filters, because {kind} contains all charges."
 COST_CENTRE_MISSING = "{field} is missing; allowed: the code of the cost centre whose {kind} you want."

@@ -21,6 +21,7 @@ ALLOWED_FILTERS = {
         "or adjustment, or several with commas between them"
     ),
     "day": "a day of the month, or of a month that it corrects, such as 2026-03-12",
+    "last_day": "a day of the month, such as 2026-03-12",
     "corrected_month": "a month that the statement corrects, such as 2026-02, any or none",
 }
 PARAMETER_UNKNOWN = "{given} is not a parameter of this page; allowed: {allowed}."
@@ -38,7 +39,7 @@ PERIOD_UNKNOWN = "period is {given!a}; allowed: {allowed}, or start and end."
 PERIOD_WITH_TIMES = "period is {given}; allowed: nothing, because start and end are given."
 NOT_A_UTC_TIME = (
     "{field} is {given}; allowed: a date or a time in UTC without a zone, such as 2026-03-01 or "
-    "2026-03-01T09:00, from 2000 to 2200. start and end belong together."
+    "2026-03-01T09:00, from {first} to {last}. start and end belong together."
 )
 PERIOD_LENGTH = "end is {end!a}; allowed: after the start and within {days} days of it."
 IDLE_LABEL = "Held but not used"
