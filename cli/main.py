@@ -10,6 +10,7 @@ import click
 from cli.commands import (
     account,
     alerts,
+    audit,
     capacity,
     fleet,
     gpus,
@@ -55,6 +56,7 @@ COMMAND_MODULES = (
     exports,
     statements,
     telemetry,
+    audit,
     account,
 )  # imported because each module adds its commands to ``cli``
 

@@ -56,6 +56,11 @@ texts = {n: text for n, (_, text) in made.items()}
 print(json.dumps({"host": host, **texts, "leaked_id": made["leaked"][0].pk}))
 """
 
+UNITS = """
+import json
+from scheduler.models import Unit
+print(json.dumps(Unit.objects.count()))
+"""
 RUNS = """
 import json
 from scheduler.models import Run
@@ -200,6 +205,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestorableSite]:
         site.start()
         site.secrets = site.shell(ORGANISE)
         agent = site.start_agent()
+        log = site.folder / "agent" / "log"
+        site.wait(lambda: site.shell(UNITS) == 2, log.read_text)
         yield site
     finally:
         for process in (agent, site.process):
