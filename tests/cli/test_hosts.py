@@ -211,7 +211,7 @@ def test_a_host_is_joined_by_the_printed_command_and_revoked(
     )
     host = Host.objects.get(name="h9")
     assert (host.pool.slug, host.labels) == ("shared", {"rack": "r4"})
-    [token] = set(re.findall(r"--join-token (\S+)", output))
+    [token] = set(re.findall(r"printf %s (\S+) \|", output))
     until = timezone.localtime(JoinToken.objects.get(host=host).expires_at)
     assert f"Run this on the machine, once, by {until.astimezone():%Y-%m-%d %H:%M}:" in output
     assert "systemctl stop" not in output, "the host never had an agent"

@@ -220,7 +220,7 @@ def lost(site: RestorableSite) -> BeforeLoss:
     """Return what the site had. It was backed up, changed, and then destroyed."""
     first = site.submit("first")
     site.wait(lambda: site.ticks() > 0, lambda: (site.folder / "agent" / "log").read_text())
-    site.wait(lambda: site.ask("GET", f"jobs/{first}/")[1]["state"] == "running")
+    site.wait(lambda: site.ask("GET", f"workloads/{first}/")[1]["state"] == "running")
     done = site.run("backup", "--state", str(site.state), "--verify")
     assert done.returncode == 0, done.stderr
     assert "Verified by a restore" in done.stdout
@@ -253,7 +253,7 @@ def test_a_lost_site_is_restored_and_its_running_job_continues(
     after = site.ticks()
     assert after > lost.ticks, "the job worked while the site was lost"
     site.wait(lambda: site.ticks() > after)
-    assert site.ask("GET", f"jobs/{lost.second}/")[0] == 200, (
+    assert site.ask("GET", f"workloads/{lost.second}/")[0] == 200, (
         "a change after the backup is in the archived log"
     )
     assert site.ask("GET", "me/", token="leaked")[0] == 401, "the token was revoked after the backup"

@@ -15,6 +15,7 @@ from tools.backup.take import remove_old_backups, take_backup
 from tools.backup.verify import verify_backup
 from tools.console import RunError, say
 from tools.environment import ensure_environment
+from tools.paths import PYTHON
 from tools.service_environment import MAX_BACKUP_HOURS
 from tools.site.state_folders import exit_if_running
 
@@ -35,7 +36,8 @@ def backup_verb(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.every is not None and options.every > MAX_BACKUP_HOURS:
         raise RunError(f"--every {options.every}; allowed: 1 to {MAX_BACKUP_HOURS}")
-    ensure_environment(quiet=True)
+    if not PYTHON.exists():  # a service of systemd may not write beside the program
+        ensure_environment(quiet=True)
     source = find_source(options.state)
     if options.list:
         _list(source)

@@ -198,6 +198,7 @@ class Site:
             "--port",
             str(self.port),
             "--no-access-log",
+            "--no-server-header",
             "--timeout-graceful-shutdown",
             "3",
         ]

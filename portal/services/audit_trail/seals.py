@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import transaction
+from django.db.models import QuerySet
 
 from portal import locks
 from portal.models import AuditEvent, AuditSeal, SealedAuditEvent
@@ -102,7 +103,9 @@ def highest_settled_event(now: datetime) -> int:
     return settled.highest_event if settled else 0
 
 
-def unsealed_events(above: int) -> Any:
-    """Return the records with an id above ``above`` that have no seal."""
-    sealed = SealedAuditEvent.objects.filter(event_id__gt=above).values("event_id")
-    return AuditEvent.objects.filter(pk__gt=above).exclude(pk__in=sealed)
+def unsealed_events(above: int | None = None) -> QuerySet[AuditEvent]:
+    """Return the records without a seal; with ``above`` only those with a higher id."""
+    events, sealed = AuditEvent.objects.all(), SealedAuditEvent.objects.all()
+    if above is not None:
+        events, sealed = events.filter(pk__gt=above), sealed.filter(event_id__gt=above)
+    return events.exclude(pk__in=sealed.values("event_id"))

@@ -66,7 +66,7 @@ def _changed_events(seal: int, entries: list[tuple[int, str]]) -> Iterator[Audit
 def events_without_seal(now: datetime) -> Iterator[AuditFinding]:
     """Find records that are old enough to be sealed, and have no seal: they were inserted past the portal."""
     settled = highest_settled_event(now)
-    for pk in unsealed_events(0).filter(pk__lte=settled).order_by("pk").values_list("pk", flat=True):
+    for pk in unsealed_events().filter(pk__lte=settled).order_by("pk").values_list("pk", flat=True):
         yield AuditFinding("event_not_sealed", None, pk)
 
 
