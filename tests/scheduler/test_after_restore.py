@@ -53,6 +53,10 @@ def test_a_host_with_newer_generations_accepts_starts_after_the_recovery(
     assert after == done.generation + 1 and seen.refusal(after, [unit]) == ""
     job(world, world.vision, 1, world.now)
     engine.run_cycle("test", world.now)
+    assert not Run.objects.exists(), "no host has reported since the restore"
+    for host in world.hosts.values():
+        FakeAgent.of(host).sync(world.now)
+    engine.run_cycle("test", world.now)
     assert Run.objects.get().generation == after + 1
 
 
@@ -183,6 +187,8 @@ def test_a_host_that_does_not_report_after_the_restore_loses_its_run(world: Worl
     agent = FakeAgent.of(Run.objects.get().host)
     agent.sync(world.now)
     services.recover_after_restore(now=world.now + HOUR)
+    others = Host.objects.exclude(pk=Run.objects.get().host_id)
+    others.update(last_sync_at=world.now + 2 * HOUR)  # otherwise all hosts are silent at once
     sweep_silent_hosts(world.now + 2 * HOUR)
     assert Run.objects.get().outcome == "host_lost"
 

@@ -56,7 +56,7 @@ def recovered_cluster(
             **stores.launch.options(),  # type: ignore[call-overload]
         )
         try:
-            _wait_for_promotion(stores, process, log, until)
+            _wait_for_promotion(stores, process, log)
             yield RecoveredCluster(
                 stores, stores.query("SELECT coalesce(pg_last_xact_replay_timestamp()::text, '')")
             )
@@ -69,6 +69,15 @@ def recovered_cluster(
                 process.kill()
                 process.wait()
     log.unlink()
+
+
+def check_is_archived(until: datetime | None, last: str) -> None:
+    """Raise RunError if the time is after the last archived transaction, whose time is ``last`` (or '')."""
+    if until is not None and (not last or datetime.fromisoformat(last) < until):
+        raise RunError(
+            f"--until {until.isoformat()} is after the end of the archived log ({last or 'no transaction'}); "
+            "allowed: an earlier time, or no --until to restore all that is archived"
+        )
 
 
 def _unpack(backup: Path, stores: Stores) -> None:
@@ -91,19 +100,11 @@ def _untar(archive: Path, into: Path) -> None:
     run_quietly(["tar", "-xzf", str(archive), "-C", str(into), "--no-same-owner"])
 
 
-def _wait_for_promotion(
-    stores: Stores, process: subprocess.Popen[bytes], log: Path, until: datetime | None
-) -> None:
+def _wait_for_promotion(stores: Stores, process: subprocess.Popen[bytes], log: Path) -> None:
     def is_promoted() -> bool:
         return stores.postgres_answers() and stores.query("SELECT pg_is_in_recovery()") == "f"
 
     try:
         wait_until(is_promoted, "PostgreSQL", RECOVERY_SECONDS, lambda: process.poll() is None)
     except RunError:
-        text = log.read_text(errors="replace")
-        if until is not None and "before configured recovery target was reached" in text:
-            raise RunError(
-                f"--until {until.isoformat()} is after the end of the archived log; "
-                "allowed: an earlier time, or no --until to restore all that is archived"
-            ) from None
         raise RunError(f"PostgreSQL could not recover:\n{last_lines(log, SHOWN_LOG_LINES)}") from None

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tools.backup.manifest import CLUSTER, Manifest, check_files, check_version, read_manifest
-from tools.backup.recovery import recovered_cluster
+from tools.backup.recovery import check_is_archived, recovered_cluster
 from tools.backup.source import client_program, libpq_environment
 from tools.backup.take import KEPT_FILES, database_facts
 from tools.backup.verify import compare_facts, load_dump
@@ -190,7 +190,8 @@ def _later_access(
     folder.mkdir(mode=0o700)
     stores = embedded_stores(folder, passwords)
     try:
-        with recovered_cluster(request.backup, stores, request.archive):
+        with recovered_cluster(request.backup, stores, request.archive) as cluster:
+            check_is_archived(request.until, cluster.until)
             env = _environment(request.backup, staging, stores.url("owner"))
             access = _manage(env, "after_restore", "--print-access")
     finally:
@@ -228,7 +229,7 @@ def _restore_dump(request: RestoreRequest, manifest: Manifest, staging: Path) ->
         raise RunError(
             f"the database of DATABASE_URL has {done.stdout.strip()} tables; allowed: an empty database"
         )
-    load_dump(request.backup, url)
+    load_dump(request.backup, url, manifest.postgres)
     env = _environment(request.backup, staging, url)
     compare_facts(request.backup, manifest, database_facts(env))
     run_quietly([str(PYTHON), "-m", "config.roles", os.environ["DATABASE_URL"]], cwd=ROOT, env=env)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from tools.console import RunError
 from tools.service_environment import backups_folder, kept_passwords
 from tools.site.state_folders import is_running, running_folder
-from tools.stores import DEBIAN_POSTGRES, Stores, embedded_stores
+from tools.stores import DEBIAN_POSTGRES, Stores, embedded_programs, embedded_stores
 
 # The settings of a server without `./run up`, which systemd reads from a file.
 SERVER_SETTINGS = ("DATABASE_URL", "GPUPOOL_SECRET_KEY", "GPUPOOL_STATE")
@@ -89,15 +88,20 @@ def libpq_environment(url: str, database: str | None = None) -> dict[str, str]:
     return {**os.environ, **{name: value for name, value in given.items() if value}}
 
 
-def client_program(name: str) -> str:
-    """Return the path of a client program of PostgreSQL, from Debian's newest version or from PATH.
+def client_program(name: str, major: int = 0) -> str:
+    """Return the path of a client program for a PostgreSQL of the version ``major``; 0: any version.
 
-    Raises RunError. The program must not be older than the server, so the embedded one is the last choice.
+    A program must not be older than the server. A newer `pg_dump` writes settings that an older server does
+    not know, so the same version is the first choice. Raises RunError.
     """
-    versions = DEBIAN_POSTGRES.glob(f"*/bin/{name}")
-    newest = max(versions, key=lambda path: int(re.sub(r"\D", "", path.parts[-3]) or 0), default=None)
-    if newest is not None:
-        return str(newest)
-    if found := shutil.which(name):
-        return found
-    raise RunError(f"{name} is not installed: sudo apt-get install -y postgresql-client")
+    found = embedded_programs() | {
+        int(path.parts[-3]): path.parent
+        for path in DEBIAN_POSTGRES.glob(f"*/bin/{name}")
+        if path.parts[-3].isdecimal()
+    }
+    suitable = [version for version in found if version >= major]
+    if suitable:
+        return str(found[major if major in found else min(suitable) if major else max(suitable)] / name)
+    if in_path := shutil.which(name):
+        return in_path
+    raise RunError(f"{name} {major} or newer is not installed: sudo apt-get install -y postgresql-client")

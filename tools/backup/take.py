@@ -77,7 +77,7 @@ def _fill(source: BackupSource, part: Path, began: datetime) -> Manifest:
         kind, first_wal = CLUSTER, _copy_cluster(source.stores, part / "database")
     else:
         kind, first_wal = DUMP, ""
-        _dump(source.owner_url, part / "database.dump")
+        _dump(source.owner_url, part / "database.dump", postgres)
     _write_private(part / "volumes.json", json.dumps(volumes, indent=1))
     _write_private(part / "settings.json", json.dumps(dict(source.settings), indent=1))
     for name in KEPT_FILES:
@@ -134,6 +134,11 @@ def _copy_cluster(stores: Stores, to: Path) -> str:
     return first
 
 
+def is_archiving(stores: Stores | None) -> bool:
+    """Return True if the embedded cluster archives its log. An external server has its own archive."""
+    return stores is None or (stores.data / ARCHIVING_MARK).exists()
+
+
 def _start_archiving(stores: Stores) -> None:
     archive = stores.wal_archive
     assert archive is not None
@@ -147,8 +152,8 @@ def _start_archiving(stores: Stores) -> None:
         raise RunError("PostgreSQL does not archive its log yet: restart gpupool (./run stop, then ./run up)")
 
 
-def _dump(owner_url: str, to: Path) -> None:
-    command = [client_program("pg_dump"), "-Fc", "-Z1", "--no-owner", "-w", "-f", str(to)]
+def _dump(owner_url: str, to: Path, postgres: int) -> None:
+    command = [client_program("pg_dump", postgres), "-Fc", "-Z1", "--no-owner", "-w", "-f", str(to)]
     run_quietly(command, env=libpq_environment(owner_url))
     to.chmod(0o600)
 

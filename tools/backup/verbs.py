@@ -11,7 +11,7 @@ from pathlib import Path
 from tools.backup.manifest import VERIFIED, backups_in, read_manifest
 from tools.backup.restore import RestoreRequest, restore_backup
 from tools.backup.source import BackupSource, find_source
-from tools.backup.take import remove_old_backups, take_backup
+from tools.backup.take import is_archiving, remove_old_backups, take_backup
 from tools.backup.verify import verify_backup
 from tools.console import RunError, say
 from tools.environment import ensure_environment
@@ -73,10 +73,15 @@ def _list(source: BackupSource) -> None:
 
 
 def _take_every(source: BackupSource, options: argparse.Namespace) -> int:
-    """Take backups for ever, each ``--every`` hours after the previous one."""
+    """Take backups for ever, each ``--every`` hours after the previous one.
+
+    A cluster that does not archive its log yet, such as a restored one, needs a backup at once.
+    """
     while True:
         done = backups_in(source.backups)
-        due = read_manifest(done[-1]).finished + timedelta(hours=options.every) if done else datetime.now(UTC)
+        due = datetime.now(UTC)
+        if done and is_archiving(source.stores):
+            due = read_manifest(done[-1]).finished + timedelta(hours=options.every)
         time.sleep(max(0.0, (due - datetime.now(UTC)).total_seconds()))
         try:
             _take(source, options)

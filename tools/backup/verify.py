@@ -86,14 +86,14 @@ def _temporary_database(backup: Path, source: BackupSource) -> Iterator[str]:
             f"{error}\nThe owner of the database needs CREATEDB: ALTER ROLE ... CREATEDB"
         ) from None
     try:
-        load_dump(backup, url)
+        load_dump(backup, url, read_manifest(backup).postgres)
         yield url
     finally:
         run_quietly([*psql, f"DROP DATABASE {name} WITH (FORCE)"], env=env)
 
 
-def load_dump(backup: Path, url: str) -> None:
+def load_dump(backup: Path, url: str, postgres: int) -> None:
     """Load the dump of a backup into an empty database, in one transaction. Raises RunError."""
-    command = [client_program("pg_restore"), "--no-owner", "--no-privileges", "--exit-on-error"]
+    command = [client_program("pg_restore", postgres), "--no-owner", "--no-privileges", "--exit-on-error"]
     command += ["--single-transaction", "-w", "-d", libpq_environment(url)["PGDATABASE"]]
     run_quietly([*command, str(backup / "database.dump")], env=libpq_environment(url))
