@@ -10,7 +10,6 @@ import click
 from cli.commands import (
     account,
     alerts,
-    audit,
     capacity,
     fleet,
     gpus,
@@ -56,7 +55,6 @@ COMMAND_MODULES = (
     exports,
     statements,
     telemetry,
-    audit,
     account,
 )  # imported because each module adds its commands to ``cli``
 

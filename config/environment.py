@@ -269,10 +269,14 @@ def _audit_stream(variables: Mapping[str, str], environment: str) -> str:
     def parse(url: str) -> str:
         parts = urlsplit(url)
         web = ("https",) if environment == "production" else ("http", "https")
-        is_socket = parts.scheme == "syslog+unix" and not parts.netloc and parts.path.startswith("/")
-        is_server = parts.scheme in SYSLOG_SCHEMES and bool(parts.hostname and parts.port) and not parts.path
-        is_web = parts.scheme in web and bool(parts.hostname) and parts.port != 0
-        if "@" in parts.netloc or parts.fragment or not (is_socket or is_server or is_web):
+        has_server = bool(parts.hostname) and parts.port != 0
+        if parts.scheme == "syslog+unix":
+            is_complete = not parts.netloc and parts.path.startswith("/")
+        elif parts.scheme in SYSLOG_SCHEMES:
+            is_complete = has_server and parts.port is not None and not parts.path
+        else:
+            is_complete = has_server and parts.scheme in web
+        if "@" in parts.netloc or not is_complete:
             raise ValueError(url)
         return url
 
