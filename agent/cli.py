@@ -88,7 +88,8 @@ def _run_command(options: argparse.Namespace) -> int:
     host = options.host or state.identity.host or _machine_name()
     if not state.identity.credential and not options.join_token:
         raise StateFolderError(
-            "--join-token: needed for the first start; make one at Fleet, Add host, or on the host's page"
+            "--join-token-file: needed for the first start; make a token at Fleet, Add host, "
+            "or on the host's page"
         )
     if state.identity.host and options.host and options.host != state.identity.host:
         raise StateFolderError(

@@ -22,6 +22,7 @@ from agent.runs.hooks import DEFAULT_HOOK_TIMEOUT_SECONDS, UnsafeHookError, chec
 
 EXIT_USAGE = 2
 MAX_XID = 10_000
+MAX_TOKEN_BYTES = 4096
 DIAGNOSTIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{1,39}", re.ASCII)
 INSTALLED_PROGRAM = "gpupool-agent"  # the program of the installed wheel
 DEFAULT_STATE_FOLDER = Path("/var/lib/gpupool-agent")  # the state folder of the systemd unit
@@ -58,9 +59,7 @@ def build_parser(commands_by_name: Mapping[str, Command]) -> argparse.ArgumentPa
         default=None,
         help="the server's address, like http://127.0.0.1:8001; default: the address of the join",
     )
-    run.add_argument(
-        "--join-token", default="", help="single-use token from Fleet, Add host; for the first start"
-    )
+    _add_token_arguments(run, required=False)
     run.add_argument(
         "--host",
         type=_host_argument,
@@ -185,7 +184,7 @@ def build_parser(commands_by_name: Mapping[str, Command]) -> argparse.ArgumentPa
         default=None,
         help="the name the token was made for (default: this machine's)",
     )
-    join.add_argument("--join-token", required=True, help="single-use token from Fleet, Add host")
+    _add_token_arguments(join, required=True)
     join.set_defaults(run=commands_by_name["join"])
 
     probe = commands.add_parser("probe", help="print the hardware this agent can read", allow_abbrev=False)
@@ -226,6 +225,35 @@ def build_parser(commands_by_name: Mapping[str, Command]) -> argparse.ArgumentPa
     )
     fault.set_defaults(run=commands_by_name["plant-fault"])
     return parser
+
+
+def _add_token_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
+    """Add the options for the join token. Both set ``join_token``."""
+    given = parser.add_mutually_exclusive_group(required=required)
+    given.add_argument(
+        "--join-token-file",
+        type=_token_file_argument,
+        dest="join_token",
+        default="",
+        metavar="FILE",
+        help="file with the single-use token from Fleet, Add host; -: standard input",
+    )
+    given.add_argument(
+        "--join-token",
+        dest="join_token",
+        default="",
+        help="the token itself, which every user of this machine can then read; use --join-token-file",
+    )
+
+
+def _token_file_argument(value: str) -> str:
+    try:
+        text = sys.stdin.read(MAX_TOKEN_BYTES) if value == "-" else Path(value).read_text()[:MAX_TOKEN_BYTES]
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{value}: {error}; allowed: a file with the token, or -") from None
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{value} is empty; allowed: a file with the token, or -")
+    return text.strip()
 
 
 def _add_simulation_arguments(parser: argparse.ArgumentParser) -> None:

@@ -112,6 +112,8 @@ app.conf.update(
         "notices": {"task": "portal.tasks.notices", **_periodic(5.0, "notices")},
         "idle cull": {"task": "portal.tasks.idle_cull", **_periodic(10.0, "default")},
         "expire submissions": {"task": "portal.tasks.expire_submissions", **_periodic(10.0, "default")},
+        "seal audit": {"task": "portal.tasks.seal_audit", **_periodic(60.0, "default")},
+        "check audit": {"task": "portal.tasks.check_audit", **_periodic(60.0, "default")},
         "unusual spend": {"task": "portal.tasks.unusual_spend", **_periodic(300.0, "default")},
         "warm utilisation": {"task": "portal.tasks.warm_utilisation", **_periodic(60.0, "default")},
         "forget expired": {"task": "portal.tasks.forget_expired", **_periodic(600.0, "default")},

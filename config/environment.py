@@ -24,6 +24,9 @@ ENVIRONMENTS = ("demo", "production", "test")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LINE_LENGTHS = ("hour", "day")
 LOG_FORMATS = ("text", "json")
+API_DOCS_AUDIENCES = ("public", "signed-in")
+SYSLOG_SCHEMES = ("syslog+tcp", "syslog+tls")
+ENCRYPTION_KEY_MIN_LENGTH = 32
 DATABASE_SCHEMES = ("postgres", "postgresql")
 EMAIL_SCHEMES = ("smtp", "smtps", "smtp+tls", "smtp+ssl", "consolemail")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
@@ -76,6 +79,10 @@ class EnvironmentSettings:
     email: Mapping[str, Any]
     mail_from: str
     statement_key: str
+    audit_stream: str
+    audit_stream_token: str
+    encryption_keys: tuple[str, ...]
+    api_docs: str
     line_length: str
 
     @property
@@ -114,7 +121,7 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
         portal_url=portal_url,
         edge_url=edge_url,
         edge_metrics_port=_integer(variables, "GPUPOOL_EDGE_METRICS_PORT", 0, 0, 65_535),
-        notebook_domain=_notebook_domain(variables, edge_url),
+        notebook_domain=_notebook_domain(variables, edge_url, portal_url),
         state=_state_folder(variables),
         time_zone=_time_zone(variables),
         lease_seconds=_lease_seconds(variables),
@@ -132,6 +139,15 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
         email=_email(variables),
         mail_from=_mail_from(variables),
         statement_key=_absolute_path(variables, "GPUPOOL_STATEMENT_KEY"),
+        audit_stream=_audit_stream(variables, environment),
+        audit_stream_token=variables.get("GPUPOOL_AUDIT_STREAM_TOKEN", "").strip(),
+        encryption_keys=_encryption_keys(variables),
+        api_docs=_choice(
+            variables,
+            "GPUPOOL_API_DOCS",
+            "signed-in" if environment == "production" else "public",
+            API_DOCS_AUDIENCES,
+        ),
         line_length=_choice(
             variables, "GPUPOOL_LINE_LENGTH", "day" if environment == "production" else "hour", LINE_LENGTHS
         ),
@@ -242,7 +258,46 @@ def _web_url(variables: Mapping[str, str], name: str, environment: str) -> str:
     return _parse_setting(name, value, allowed, parse)
 
 
-def _notebook_domain(variables: Mapping[str, str], edge_url: str) -> str:
+def _audit_stream(variables: Mapping[str, str], environment: str) -> str:
+    """Return the URL of the receiver of audit records; empty without a receiver."""
+    allowed = (
+        "syslog+tcp://HOST:PORT, syslog+tls://HOST:PORT, syslog+unix:///dev/log or https://HOST[:PORT]/PATH, "
+        "without a password"
+    )
+    value = variables.get("GPUPOOL_AUDIT_STREAM", "").strip()
+
+    def parse(url: str) -> str:
+        parts = urlsplit(url)
+        web = ("https",) if environment == "production" else ("http", "https")
+        has_server = bool(parts.hostname) and parts.port != 0
+        if parts.scheme == "syslog+unix":
+            is_complete = not parts.netloc and parts.path.startswith("/")
+        elif parts.scheme in SYSLOG_SCHEMES:
+            is_complete = has_server and parts.port is not None and not parts.path
+        else:
+            is_complete = has_server and parts.scheme in web
+        if "@" in parts.netloc or not is_complete:
+            raise ValueError(url)
+        return url
+
+    return _parse_setting("GPUPOOL_AUDIT_STREAM", value, allowed, parse) if value else ""
+
+
+def _encryption_keys(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys, the newest first; empty if the variable is not set."""
+    keys = [key.strip() for key in variables.get("GPUPOOL_ENCRYPTION_KEYS", "").split(",") if key.strip()]
+    for key in keys:
+        if len(key) < ENCRYPTION_KEY_MIN_LENGTH or len(set(key)) < 5:
+            raise InvalidSettingError(
+                "GPUPOOL_ENCRYPTION_KEYS",
+                f"(hidden, one key has {len(key)} characters)",
+                f"keys of at least {ENCRYPTION_KEY_MIN_LENGTH} characters, at least 5 of them different, "
+                "with a comma between two keys",
+            )
+    return tuple(keys)
+
+
+def _notebook_domain(variables: Mapping[str, str], edge_url: str, portal_url: str) -> str:
     port = urlsplit(edge_url).port
     value = variables.get("GPUPOOL_NOTEBOOK_DOMAIN", "").strip() or (
         "localhost" + (f":{port}" if port else "")
@@ -250,6 +305,14 @@ def _notebook_domain(variables: Mapping[str, str], edge_url: str) -> str:
     if not HOST_NAME_PATTERN.match(value) or not 0 < int(value.partition(":")[2] or 443) <= 65535:
         allowed = "a domain name in lower case, with :PORT where it is not 443"
         raise InvalidSettingError("GPUPOOL_NOTEBOOK_DOMAIN", value, allowed)
+    portal = urlsplit(portal_url).hostname or ""
+    name = value.partition(":")[0]
+    if portal and (name == portal or name.endswith(f".{portal}")):
+        raise InvalidSettingError(
+            "GPUPOOL_NOTEBOOK_DOMAIN",
+            value,
+            f"a domain that is not {portal} or below it, because notebooks could set cookies for the portal",
+        )
     return value
 
 

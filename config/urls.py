@@ -6,6 +6,7 @@ from django.urls import URLPattern, URLResolver, include, path
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
 from config.account_adapter import email_page_disabled
+from config.http.docs_access import for_docs_readers
 from config.http.probes import healthz, readyz
 from portal.api.fleet.metrics import MetricsView
 
@@ -18,8 +19,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("metrics", MetricsView.as_view(), name="metrics"),
     path("accounts/email/", email_page_disabled),
     path("accounts/", include("allauth.urls")),
-    path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
-    path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="api-docs"),
+    path("api/schema/", for_docs_readers(SpectacularAPIView.as_view()), name="schema"),
+    path(
+        "api/docs/", for_docs_readers(SpectacularSwaggerSplitView.as_view(url_name="schema")), name="api-docs"
+    ),
     path("api/v1/", include("portal.api.urls")),
     path("", include("portal.web.urls")),
 ]

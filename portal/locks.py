@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from django.db import connection
 
-from portal.models import Organisation
+from portal.models import AuditProgress, Organisation
 from scheduler.models import Pool
 from telemetry.models import CostCentre, HealthRule, Retention, UnusualSpend
 
@@ -21,6 +21,14 @@ def lock_organisation() -> Organisation | None:
     The lock prevents concurrent changes of the operators.
     """
     return Organisation.objects.select_for_update(no_key=True).filter(pk=1).first()
+
+
+def lock_audit_progress() -> AuditProgress:
+    """Lock and return the row of the chain of audit seals. Call it inside a transaction.
+
+    The lock keeps two processes from making the same seal.
+    """
+    return AuditProgress.objects.select_for_update(no_key=True).get_or_create(pk=1)[0]
 
 
 def lock_health_rule(code: str) -> HealthRule | None:

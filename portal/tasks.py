@@ -5,7 +5,10 @@ A repeated run of a task does no harm. Each task reads the clock once and passes
 
 from __future__ import annotations
 
+import logging
+
 from celery import shared_task
+from django.conf import settings
 from django.utils import timezone
 
 from portal.models import Organisation
@@ -13,9 +16,12 @@ from portal.notices import delivery
 from portal.reads.fleet.demand_forecast import warm_demand
 from portal.reads.utilisation.fleet_map import warm_host_days
 from portal.reads.utilisation.period import zone_of_organisation
+from portal.services.audit_trail import seals, stream, verification
 from portal.services.money import unusual_spend
 from portal.sweeps import expired_sessions, expired_submissions, idle_notebooks
 from scheduler.coordination import clock_correction
+
+log = logging.getLogger(__name__)
 
 
 @shared_task(name="portal.tasks.notices")  # type: ignore[misc]
@@ -46,6 +52,25 @@ def forget_expired() -> int:
     """Delete expired sessions, one-time codes and old notices. Return the number of deleted rows."""
     now = timezone.now()
     return expired_sessions.delete_expired_sessions(now) + delivery.delete_old_notices(now)
+
+
+@shared_task(name="portal.tasks.seal_audit")  # type: ignore[misc]
+def seal_audit() -> int:
+    """Seal new audit records and send them to the receiver, if there is one. Return the number of records."""
+    now = timezone.now()
+    sealed = seals.seal_new_events(now)
+    if settings.GPUPOOL_AUDIT_STREAM:
+        stream.stream_records(settings.GPUPOOL_AUDIT_STREAM, settings.GPUPOOL_AUDIT_STREAM_TOKEN, now)
+    return sealed
+
+
+@shared_task(name="portal.tasks.check_audit")  # type: ignore[misc]
+def check_audit() -> int:
+    """Check some seals of the audit records. Return the number of differences."""
+    found = verification.check_next_seals(timezone.now())
+    if found:
+        log.error("%d audit records or seals were removed or changed; see `manage.py verify_audit`", found)
+    return found
 
 
 @shared_task(name="portal.tasks.unusual_spend")  # type: ignore[misc]

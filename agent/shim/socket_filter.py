@@ -1,4 +1,7 @@
-"""Builds the seccomp filter that limits the socket families of a workload, without a compiler."""
+"""Builds the seccomp filter that limits the socket families and system calls of a workload.
+
+It needs no compiler.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,15 @@ SOCKET_SYSCALLS = {
     I386: ((359, 360), 102),
     AARCH64: ((198, 199), None),
     ARM: ((281, 288), None),
+}
+# System calls of the kernel that no workload needs, and that attacks on the kernel often use: add_key,
+# request_key and keyctl (the keys of a user are shared by all workloads of that user), bpf, userfaultfd and
+# perf_event_open. The values are their numbers in the same order.
+BLOCKED_SYSCALLS = {
+    X86_64: (248, 249, 250, 321, 323, 298),
+    I386: (286, 287, 288, 357, 374, 336),
+    AARCH64: (217, 218, 219, 280, 282, 241),
+    ARM: (309, 310, 311, 386, 388, 364),
 }
 SOCKETCALL_NUMBERS = (1, 8)  # SYS_SOCKET and SYS_SOCKETPAIR of socketcall, linux/net.h
 X32_SYSCALL_BIT = 0x40000000  # a bit in the system call numbers of x32 programs (x86_64 with 32-bit pointers)
@@ -87,6 +99,7 @@ def socket_family_filter() -> array.array[int]:
         jump_if_equal(calls, "by family")
         jump_if_equal((socketcall,) if socketcall else (), "by call")
         jump_if_equal((IO_URING_SETUP,), "no such call")
+        jump_if_equal(BLOCKED_SYSCALLS[abi], "not permitted")
         end("another call", SECCOMP_ALLOW)
     marks["by call"] = len(steps)
     steps.append((BPF_LOAD, AT_FIRST_ARGUMENT, ""))
@@ -98,6 +111,7 @@ def socket_family_filter() -> array.array[int]:
     end("refused", SECCOMP_ERRNO | errno.EAFNOSUPPORT)
     end("taken", SECCOMP_ALLOW)
     end("no such call", SECCOMP_ERRNO | errno.ENOSYS)
+    end("not permitted", SECCOMP_ERRNO | errno.EPERM)
     jumps = [marks[to] - at - 1 if to else 0 for at, (_, _, to) in enumerate(steps)]
     return array.array(
         "Q", (code | yes << 16 | value << 32 for (code, value, _), yes in zip(steps, jumps, strict=True))

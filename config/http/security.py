@@ -39,7 +39,11 @@ def csp_header(nonce: str) -> str:
 
 
 def add_content_security_policy(get_response: GetResponse) -> GetResponse:
-    """Give each request a new nonce, and add the policy with this nonce to the response."""
+    """Give each request a new nonce, and add the policy with this nonce to the response.
+
+    The response also gets ``Cache-Control: no-store``, unless it says how it may be kept. Static files do not
+    pass this middleware.
+    """
 
     def respond(request: HttpRequest) -> HttpResponseBase:
         nonce = secrets.token_urlsafe(16)
@@ -47,6 +51,8 @@ def add_content_security_policy(get_response: GetResponse) -> GetResponse:
         response = get_response(request)
         response.headers.setdefault("Content-Security-Policy", csp_header(nonce))
         response.headers.setdefault("Permissions-Policy", "camera=(), microphone=(), geolocation=()")
+        # Answers depend on the person who asks. No proxy and no shared browser may keep them.
+        response.headers.setdefault("Cache-Control", "no-store")
         return response
 
     return respond

@@ -56,6 +56,7 @@ urlpatterns = [
     path("notifications/", own.NotificationListView.as_view()),
     path("notifications/read/", own.MarkNotificationsReadView.as_view()),
     path("audit/", own.AuditEventListView.as_view()),
+    path("audit/integrity/", own.AuditIntegrityView.as_view()),
     path("pools/", fleet.PoolListView.as_view()),
     path("pools/<slug:slug>/", fleet.PoolDetailView.as_view()),
     path("pools/<slug:slug>/removal/", fleet_removal.PoolRemovalView.as_view()),

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from urllib.parse import urlsplit
 
 import structlog
-from aiohttp import hdrs, web
+from aiohttp import hdrs, web, web_response
 from django.conf import settings
 from django.db import DatabaseError, connection
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -30,6 +30,9 @@ log = structlog.get_logger(__name__)
 # The sum of both thread counts is smaller than the number of connections in the process's database pool.
 AGENT_THREAD_COUNT = 6
 BROWSER_THREAD_COUNT = 4
+# aiohttp would name its version and Python's in each answer, also in answers to malformed requests, which
+# reach no handler.
+vars(web_response)["SERVER_SOFTWARE"] = "gpupool"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # Timeout for the head of a request and for an idle connection. It is longer than the timeouts of proxies
 # (nginx 60 s, Caddy 120 s), so that the proxy closes the connection first.

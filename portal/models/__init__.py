@@ -2,6 +2,7 @@
 
 from portal.models.accounts import ApiToken, Membership, Organisation, User
 from portal.models.audit import AuditEvent
+from portal.models.audit_seals import AuditProgress, AuditSeal, SealedAuditEvent
 from portal.models.notices import NoticeMark, Notification, ToldStart
 from portal.models.submissions import SUBMISSION_TRANSITIONS, Approval, Submission, SubmissionState, Template
 from portal.models.workspaces import (
@@ -15,12 +16,15 @@ __all__ = [
     "ApiToken",
     "Approval",
     "AuditEvent",
+    "AuditProgress",
+    "AuditSeal",
     "EntryCode",
     "Membership",
     "NoticeMark",
     "Notification",
     "Organisation",
     "SUBMISSION_TRANSITIONS",
+    "SealedAuditEvent",
     "Submission",
     "SubmissionState",
     "Template",

@@ -10,6 +10,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from scheduler.core.model.snapshot import Priority
+from scheduler.models.encrypted_fields import EncryptedJSONField
 from scheduler.models.hardware_columns import HardwareColumns
 from scheduler.models.hosts import Storage
 from scheduler.models.pools import Pool
@@ -97,7 +98,7 @@ class Workload(HardwareColumns):
     command = models.TextField(
         default="", blank=True, help_text="a job's shell command; empty for a notebook"
     )
-    environment = models.JSONField(default=dict, blank=True)
+    environment = EncryptedJSONField(default=dict, blank=True)
     priority = models.PositiveSmallIntegerField(choices=PRIORITIES, default=int(Priority.NORMAL))
     preemptible = models.BooleanField(default=False)
     max_runtime_seconds = models.PositiveIntegerField()

@@ -10,7 +10,11 @@ the current state does not allow the operation, it raises OperationRejected with
 from scheduler.core.rejection import OperationRejected
 from scheduler.queue.dependencies import first_never_met
 from scheduler.reads.previews import ImpossibleStart, impossible_start, impossible_start_of, preview_workload
-from scheduler.services.backup_restore import RestoreResult, recover_after_restore
+from scheduler.services.backup_restore import (
+    RestoreResult,
+    recover_after_restore,
+    revoke_credentials_again,
+)
 from scheduler.services.budget_gates import close_budget_gate, open_budget_gate
 from scheduler.services.host_credentials import (
     JOIN_TOKEN_TTL,
@@ -111,6 +115,7 @@ __all__ = [
     "check_windows",
     "close_budget_gate",
     "recover_after_restore",
+    "revoke_credentials_again",
     "confirm_reservation",
     "confirm_series",
     "cordon_host",

@@ -157,7 +157,7 @@ async def test_a_failed_join_reports_the_reason_and_stores_no_credential(
     run = [program, "run", "--state", state, "--edge", edge.url, "--simulate", "1xH100-80GB"]
     refused = await asyncio.create_subprocess_exec(*run, cwd="/", stderr=subprocess.PIPE)
     _, err = await refused.communicate()
-    assert refused.returncode == 2 and b"--join-token: needed" in err
+    assert refused.returncode == 2 and b"--join-token-file: needed" in err
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])

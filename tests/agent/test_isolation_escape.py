@@ -441,6 +441,47 @@ def filter_verdict(architecture: int, number: int, first: int = 0) -> int:
             return value
 
 
+KERNEL_CALLS = """
+cat > $TMPDIR/calls.py <<'END'
+import ctypes, errno, os
+libc = ctypes.CDLL(None, use_errno=True)
+def called(number, *arguments):
+    result = libc.syscall(number, *arguments)
+    return "made" if result >= 0 else errno.errorcode[ctypes.get_errno()]
+numbers = {"x86_64": (248, 249, 250, 321, 323, 298), "aarch64": (217, 218, 219, 280, 282, 241)}
+print(*(called(number, 0, 0, 0, 0, 0) for number in numbers[os.uname().machine]))
+END
+python3 -S $TMPDIR/calls.py
+"""
+
+
+@needs_filters
+@pytest.mark.parametrize("launcher", ["bubblewrap", "plain"])
+async def test_keys_bpf_userfaultfd_and_perf_events_are_not_permitted(
+    edge: FakeEdge, make_agent: MakeAgent, launcher: str
+) -> None:
+    await make_agent(launcher=launcher)
+    assert (await output(edge, KERNEL_CALLS)).split() == ["EPERM"] * 6
+
+
+@pytest.mark.parametrize(
+    ("architecture", "calls"),
+    [
+        (0xC000003E, (248, 249, 250, 298, 321, 323, 0x400000F8)),
+        (0x40000003, (286, 287, 288, 336, 357, 374)),
+        (0xC00000B7, (217, 218, 219, 241, 280, 282)),
+        (0x40000028, (309, 310, 311, 364, 386, 388)),
+    ],
+    ids=["x86-64 and x32", "i386", "aarch64", "arm"],
+)
+def test_the_filter_blocks_the_same_kernel_calls_for_every_architecture(
+    architecture: int, calls: tuple[int, ...]
+) -> None:
+    for call in calls:
+        assert filter_verdict(architecture, call) == 0x50000 | 1, call
+        assert filter_verdict(architecture, call - 4) in (0x7FFF0000, 0x50000 | 1), call
+
+
 @pytest.mark.parametrize(
     ("architecture", "calls"),
     [

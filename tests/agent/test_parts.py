@@ -494,7 +494,10 @@ GOOD = [
         ([*GOOD, "--state", "/dev/null"], "is a file"),
         ([*GOOD, "--homes", "S"], "--homes"),
         (["run", "--state", "S", "--edge", "http://x", "--simulate-mig", "0:7x1g.10gb"], "needs --simulate"),
-        (["run", "--state", "S", "--edge", "http://x", "--simulate", "1xH100-80GB"], "--join-token: needed"),
+        (
+            ["run", "--state", "S", "--edge", "http://x", "--simulate", "1xH100-80GB"],
+            "--join-token-file: needed",
+        ),
         (["plant-xid", "--state", "S", "--gpu", "0", "--code", "79"], "not the state folder"),
         (["plant-xid", "--state", "S", "--gpu", "x", "--code", "79"], "whole number from 0 to 63"),
         (["plant-xid", "--state", "S", "--gpu", "0", "--code", "0"], "whole number from 1"),

@@ -35,7 +35,7 @@ async def test_an_agent_has_the_callers_output_and_exit_status(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert await start_preloaded_agent(["run", "--state", str(tmp_path / "state")]).wait() == EXIT_USAGE
-    assert "--join-token: needed for the first start" in capfd.readouterr().err
+    assert "--join-token-file: needed for the first start" in capfd.readouterr().err
 
 
 async def test_an_agent_holds_no_file_of_the_process_that_forked_it(agent: AgentProcess) -> None:

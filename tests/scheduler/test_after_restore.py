@@ -6,19 +6,23 @@ import datetime as dt
 from pathlib import Path
 
 import pytest
+from django.contrib.sessions.models import Session
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection
+from django.test import Client
 
 from agent.host.state import Generations
 from agent.protocol import RunSeen
 from agent.server import host_key
-from portal.models import AuditEvent, Organisation
+from portal.models import ApiToken, AuditEvent, Organisation, User
+from portal.services.people import api_tokens
 from scheduler import services
 from scheduler.cycle import engine
 from scheduler.models import Host, Run, Workload
 from scheduler.services import host_credentials as credentials
 from scheduler.services.host_credentials import CREDENTIAL_RENEW_AFTER, CREDENTIAL_TTL, MAX_CREDENTIAL_CHAIN
+from scheduler.sweeps.silent_hosts import sweep_silent_hosts
 from scheduler.sync.agent_rejections import AgentRejected
 from tests.fakes import FakeAgent
 from tests.scheduler.test_agent_identity import Key
@@ -48,6 +52,10 @@ def test_a_host_with_newer_generations_accepts_starts_after_the_recovery(
     after = next_generation()
     assert after == done.generation + 1 and seen.refusal(after, [unit]) == ""
     job(world, world.vision, 1, world.now)
+    engine.run_cycle("test", world.now)
+    assert not Run.objects.exists(), "no host has reported since the restore"
+    for host in world.hosts.values():
+        FakeAgent.of(host).sync(world.now)
     engine.run_cycle("test", world.now)
     assert Run.objects.get().generation == after + 1
 
@@ -151,8 +159,88 @@ def test_the_command_recovers_writes_an_audit_record_and_prints_the_next_steps(
         and record.after["hosts"] == 1
         and record.actor is None
     )
-    assert str(record.after["generation"] + 1) in output and "revoke them again" in output
+    assert str(record.after["generation"] + 1) in output
     assert not Host.objects.exclude(agent_start="").exists()
+
+
+def test_a_host_keeps_its_run_if_it_reports_within_a_lease_after_an_old_backup(world: World) -> None:
+    workload = job(world, world.vision, 1, world.now)
+    engine.run_cycle("test", world.now)
+    run = Run.objects.get()
+    agent = FakeAgent.of(run.host)
+    agent.sync(world.now)
+    agent.sync(world.now + SECOND)
+    restored_at = world.now + 5 * HOUR
+    assert services.recover_after_restore(now=restored_at).reporting >= 1
+    host = Host.objects.get(pk=run.host_id)
+    assert host.lease_state == "suspect", "no new work before its report"
+    sweep_silent_hosts(restored_at + 20 * SECOND)
+    assert Run.objects.get().state == "running"
+    agent.sync(restored_at + 21 * SECOND)
+    assert Host.objects.get(pk=run.host_id).lease_state == "alive"
+    assert Workload.objects.get(pk=workload.pk).state == "running"
+
+
+def test_a_host_that_does_not_report_after_the_restore_loses_its_run(world: World) -> None:
+    job(world, world.vision, 1, world.now)
+    engine.run_cycle("test", world.now)
+    agent = FakeAgent.of(Run.objects.get().host)
+    agent.sync(world.now)
+    services.recover_after_restore(now=world.now + HOUR)
+    others = Host.objects.exclude(pk=Run.objects.get().host_id)
+    others.update(last_sync_at=world.now + 2 * HOUR)  # otherwise all hosts are silent at once
+    sweep_silent_hosts(world.now + 2 * HOUR)
+    assert Run.objects.get().outcome == "host_lost"
+
+
+def test_the_command_revokes_all_tokens_unless_the_log_was_recovered_to_its_end(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    member = world.vision.member
+    token, _ = api_tokens.create_token(actor=member, name="laptop", now=world.now)
+    call_command("after_restore", keep_tokens=True)
+    assert "tokens are revoked" not in capsys.readouterr().out
+    assert ApiToken.objects.get().revoked_at is None
+    call_command("after_restore")
+    assert (
+        f"1 API tokens are revoked:\n  {member.username}: laptop ({token.prefix}...)"
+        in capsys.readouterr().out
+    )
+    assert ApiToken.objects.get().revoked_at is not None
+    assert AuditEvent.objects.filter(verb="revoke_token", actor=None).count() == 1
+
+
+def test_access_that_a_newer_state_denies_is_taken_back(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    member, colleague = world.vision.member, world.vision.lead
+    leaked, _ = api_tokens.create_token(actor=member, name="leaked", now=world.now)
+    kept, _ = api_tokens.create_token(actor=member, name="kept", now=world.now)
+    FakeAgent.of(world.hosts["alpha"])
+    alpha = Host.objects.filter(name="alpha").values("credential_hash", "credential_expires_at").get()
+    client = Client()
+    client.force_login(member)
+    older = member.password
+    api_tokens.revoke_token(actor=member, token=leaked, now=world.now)
+    services.revoke_credential(Host.objects.get(name="alpha"), now=world.now)
+    User.objects.filter(pk=colleague.pk).update(is_active=False)
+    User.objects.filter(pk=member.pk).update(password="newer")
+    call_command("after_restore", print_access=True)
+    (tmp_path / "access.json").write_text(capsys.readouterr().out)
+    # The restored database has the state of before.
+    ApiToken.objects.filter(pk=leaked.pk).update(revoked_at=None)
+    Host.objects.filter(name="alpha").update(**alpha)
+    User.objects.filter(pk=colleague.pk).update(is_active=True)
+    User.objects.filter(pk=member.pk).update(password=older)
+    call_command("after_restore", access=str(tmp_path / "access.json"))
+    output = capsys.readouterr().out
+    assert ApiToken.objects.get(pk=leaked.pk).revoked_at is not None
+    assert ApiToken.objects.get(pk=kept.pk).revoked_at is None
+    assert not User.objects.get(pk=colleague.pk).is_active
+    assert User.objects.get(pk=member.pk).password == "newer"
+    assert Host.objects.get(name="alpha").credential_hash == ""
+    assert not Session.objects.exists()
+    assert "1 accounts are closed" in output and "1 hosts have no credential" in output
 
 
 def test_the_command_does_nothing_without_an_organisation(world: World) -> None:

@@ -69,7 +69,13 @@ def agent_command(folder: Path, state: Path, edge_url: str, agent: Mapping[str, 
     command = [str(PYTHON), "-m", "agent", "run", "--state", str(state), "--edge", edge_url]
     command += ["--host", str(agent["name"])]
     command += ["--homes", str(homes), "--locks", str(locks), "--on-exit", "stop"]
-    for key in ("join_token", "simulate", "simulate_mig"):
+    if agent.get("join_token"):
+        # Every user of the machine can read the arguments of a process, so the token is in a file.
+        token = state / "join-token"
+        token.touch(mode=0o600)
+        token.write_text(str(agent["join_token"]))
+        command += ["--join-token-file", str(token)]
+    for key in ("simulate", "simulate_mig"):
         if agent.get(key):
             command += [f"--{key.replace('_', '-')}", str(agent[key])]
     return command

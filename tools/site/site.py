@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -15,7 +16,13 @@ from pathlib import Path
 
 from tools.console import RunError, run_quietly, timed_step
 from tools.paths import PYTHON, ROOT
-from tools.service_environment import agent_environment, kept_passwords, service_settings
+from tools.service_environment import (
+    agent_environment,
+    backup_hours,
+    backups_folder,
+    kept_passwords,
+    service_settings,
+)
 from tools.site.agents import agent_command, count_gpus, real_gpu_models
 from tools.site.supervisor import Service, Supervisor
 from tools.stores import Stores, embedded_stores
@@ -42,8 +49,9 @@ class Site:
         self.logs.mkdir(mode=0o700, exist_ok=True)
         passwords = kept_passwords(self.folder)
         settings = service_settings("demo", self.folder, passwords, self.port, self.port + 1)
-        self.env = {**os.environ, **settings}
-        embedded = embedded_stores(self.folder, passwords, durable=True)
+        backups = backups_folder(self.folder)
+        self.env = {**os.environ, **settings, "GPUPOOL_BACKUPS": str(backups)}
+        embedded = embedded_stores(self.folder, passwords, durable=True, wal_archive=backups / "wal")
         if os.environ.get("DATABASE_URL"):
             owner_url = os.environ.get("GPUPOOL_OWNER_DATABASE_URL")
             self.owner_url = owner_url or os.environ["DATABASE_URL"]
@@ -171,6 +179,12 @@ class Site:
             self.supervisor.add(self._service(name, *command))
         return web
 
+    def schedule_backups(self) -> None:
+        """Start the service that takes and verifies backups, unless GPUPOOL_BACKUP_HOURS is 0."""
+        if hours := backup_hours():
+            command = [sys.executable, str(ROOT / "run"), "backup", "--state", str(self.folder)]
+            self.supervisor.add(self._service("backup", *command, "--verify", "--every", str(hours)))
+
     def _web_command(self) -> list[str]:
         return [
             str(PYTHON),
@@ -184,6 +198,7 @@ class Site:
             "--port",
             str(self.port),
             "--no-access-log",
+            "--no-server-header",
             "--timeout-graceful-shutdown",
             "3",
         ]

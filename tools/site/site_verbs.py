@@ -21,7 +21,7 @@ from tools.site.state_folders import exit_if_running, logs_hint, remove_state, u
 from tools.site.supervisor import end_leftovers
 
 DEFAULT_PORT = 8470
-STOP_ORDER = (("beat",), ("engine", "worker"), ("edge", "web"), ("valkey",), ("postgres",))
+STOP_ORDER = (("backup",), ("beat",), ("engine", "worker"), ("edge", "web"), ("valkey",), ("postgres",))
 PROGRAM_START_SECONDS = 60
 
 
@@ -121,6 +121,7 @@ def _start(site: Site) -> None:
     organisation = site.make_organisation() if site.demo else {}
     with timed_step("pages and engine up"):
         site.supervisor.wait_for(site.web_answers, web, PROGRAM_START_SECONDS)
+    site.schedule_backups()
     if site.demo:
         sandbox.join()
         with timed_step("agents started"):

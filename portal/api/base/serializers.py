@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django.utils.dateparse import parse_datetime
 from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
 
@@ -55,7 +56,24 @@ class StrictSerializer(serializers.Serializer[Any]):
             # A CharField of DRF accepts the number 0 and turns it into the text "0".
             if numbers:
                 raise ValidationError(dict.fromkeys(numbers, api_answers.NUMBER_FOR_TEXT))
+            zoneless = [
+                name
+                for name, field in self.fields.items()
+                if isinstance(field, serializers.DateTimeField) and _has_no_zone(data.get(name))
+            ]
+            # A DateTimeField of DRF would take the time in the server's zone.
+            if zoneless:
+                raise ValidationError(dict.fromkeys(zoneless, api_answers.TIME_WITHOUT_ZONE))
         return super().to_internal_value(data)
+
+
+def _has_no_zone(value: Any) -> bool:
+    """Return True if the value is a valid time without a time zone."""
+    try:
+        found = parse_datetime(value) if isinstance(value, str) else None
+    except ValueError:
+        return False  # the field refuses it
+    return found is not None and found.tzinfo is None
 
 
 class PageQuery(StrictSerializer):

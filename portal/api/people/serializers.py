@@ -116,6 +116,30 @@ class AuditShape(ResponseSerializer):
     via = serializers.CharField()
 
 
+class AuditFindingShape(ResponseSerializer):
+    code = serializers.CharField()
+    seal = serializers.IntegerField(allow_null=True)
+    event = serializers.IntegerField(allow_null=True, help_text="null: the seal itself is concerned")
+
+
+class AuditIntegrityShape(ResponseSerializer):
+    seal = serializers.IntegerField(help_text="number of the last seal; 0: there is none")
+    digest = serializers.CharField(help_text="SHA-256 of the last seal; note it outside gpupool")
+    sealed_at = serializers.DateTimeField(allow_null=True)
+    unsealed = serializers.IntegerField(help_text="records that will be sealed within a minute")
+    checked_at = serializers.DateTimeField(allow_null=True, help_text="end of the last complete check")
+    findings = AuditFindingShape(many=True, help_text="removed or changed records and seals")
+    undelivered = serializers.IntegerField(
+        allow_null=True,
+        help_text="sealed records that the receiver does not have; null: there is no receiver",
+    )
+    undelivered_since = serializers.DateTimeField(allow_null=True)
+    delivered_at = serializers.DateTimeField(allow_null=True)
+    failing_since = serializers.DateTimeField(allow_null=True)
+    failure = serializers.CharField()
+    sentences = serializers.ListField(child=serializers.CharField())
+
+
 class AuditQuery(PageQuery):
     verb = serializers.CharField(max_length=60, required=False)
     target = serializers.CharField(max_length=120, required=False)

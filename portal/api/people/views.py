@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+from django.conf import settings
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -14,7 +17,9 @@ from portal.api.base.serializers import EmptyBody, PageQuery
 from portal.api.base.views import ApiView
 from portal.api.people import serializers as shapes
 from portal.models import Template
+from portal.services.audit_trail.verification import audit_integrity
 from portal.services.people import accounts, api_tokens
+from portal.wording import audit_texts
 
 
 class MeView(ApiView):
@@ -127,6 +132,18 @@ class MarkNotificationsReadView(ApiView):
             },
             shapes.ReadAnswer,
         )
+
+
+class AuditIntegrityView(ApiView):
+    @extend_schema(operation_id="audit_integrity", responses=shapes.AuditIntegrityShape)
+    def get(self, request: Request) -> Response:
+        """Return the seals of the audit records, what their last check found, and the lag of their stream."""
+        policy.require(self.actor, "audit.see_all")
+        state = audit_integrity(self.now, has_receiver=bool(settings.GPUPOOL_AUDIT_STREAM))
+        values = asdict(state)
+        sentences = [audit_texts.finding_sentence(finding) for finding in values["findings"]]
+        sentences += audit_texts.integrity_sentences(values, self.now)
+        return self.object_response({**values, "sentences": sentences}, shapes.AuditIntegrityShape)
 
 
 class AuditEventListView(ApiView):

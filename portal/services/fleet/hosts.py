@@ -76,14 +76,17 @@ class JoinCommands:
 
 
 def join_commands(host: Host, token: str) -> JoinCommands:
-    """Return the commands with which an agent joins as this host."""
-    whom = f"--edge {settings.GPUPOOL_EDGE_URL} --host {host.name} --join-token {token}"
+    """Return the commands with which an agent joins as this host.
+
+    The token is the standard input of the agent, because every user of the machine can read its arguments.
+    """
+    whom = f"--edge {settings.GPUPOOL_EDGE_URL} --host {host.name} --join-token-file -"
     # An earlier agent of the host may still run and use the state folder.
     stop = "sudo systemctl stop gpupool-agent && " if host.agent_version else ""
     return JoinCommands(
-        f"{stop}sudo /opt/gpupool-agent/current/bin/gpupool-agent join {whom} "
+        f"{stop}printf %s {token} | sudo /opt/gpupool-agent/current/bin/gpupool-agent join {whom} "
         "&& sudo systemctl enable --now gpupool-agent",
-        f"./run agent run --state ~/.local/state/gpupool-agent {whom}",
+        f"printf %s {token} | ./run agent run --state ~/.local/state/gpupool-agent {whom}",
     )
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from datetime import date
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
 
+from portal import policy
 from portal.models import AuditEvent
 from portal.reads.money.charged_months import parse_month
 from portal.reads.money.closing import journal
 from portal.reads.people import organisation as reads
+from portal.services.audit_trail.verification import audit_integrity
 from portal.web.page.access import sign_in_required
 from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response
+from portal.wording import audit_texts
 from portal.wording.pages import people_pages
 
 EVENTS_PER_PAGE = 50
@@ -80,7 +85,12 @@ def _audit_page(
 ) -> HttpResponseBase:
     page = Paginator(rows, EVENTS_PER_PAGE).get_page(request.GET.get("page"))
     shown = [{"event": event, "verb": event.verb_text, "changes": changed_fields(event)} for event in page]
-    context = {"page": page, "rows": shown, "form": form, "now": timezone.now()}
+    now = timezone.now()
+    context = {"page": page, "rows": shown, "form": form, "now": now}
+    if policy.may(request.user, "audit.see_all"):
+        state = asdict(audit_integrity(now, has_receiver=bool(settings.GPUPOOL_AUDIT_STREAM)))
+        context["integrity"] = audit_texts.integrity_sentences(state, now)
+        context["findings"] = [audit_texts.finding_sentence(finding) for finding in state["findings"]]
     return render(request, "organisation/audit.html", context, status=status)
 
 

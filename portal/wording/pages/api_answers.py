@@ -18,6 +18,7 @@ PERIOD_WITHOUT_END = "end is ''; allowed: a time after the start, because the st
 PERIOD_NOT_ALLOWED = "end is {end}; allowed: after the start, {start}, by at most {days} days."
 RANK_NOT_ALLOWED = "rank is {rank}; allowed for {name}: {allowed}."
 NUMBER_FOR_TEXT = "a number; allowed: text."
+TIME_WITHOUT_ZONE = "a time without a zone; allowed: a time with a zone, such as 2026-10-01T12:00:00Z."
 TOKEN_SCHEME = "A token made in the browser; it begins with gpp_."
 TOPICS_NOT_ALLOWED = "topics: {given} given; allowed: 1 to {most}"
 TOPIC_NOT_FOUND = "topics: {topic!r} is not a topic, or you may not see it"

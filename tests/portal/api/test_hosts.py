@@ -190,7 +190,8 @@ def test_a_join_token_is_returned_with_its_command_and_expiry(today_world: World
     created = operator.post(HOSTS, {"pool": "shared", "name": "gpu-9"}).json()
     again = operator.post(f"{HOSTS}gpu-9/join-token/", {}).json()
     for answer in (created, again):
-        assert f"--host gpu-9 --join-token {answer['token']} && sudo systemctl enable" in answer["command"]
+        assert "--host gpu-9 --join-token-file - && sudo systemctl enable" in answer["command"]
+        assert answer["command"].startswith(f"printf %s {answer['token']} | sudo ")
         assert (
             answer["checkout_command"].startswith("./run agent run ")
             and answer["token"] in answer["checkout_command"]

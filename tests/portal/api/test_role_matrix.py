@@ -86,6 +86,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "notifications/"): ({}, ALL),
     ("POST", "notifications/read/"): ({}, ALL),
     ("GET", "audit/"): ({}, ALL),
+    ("GET", "audit/integrity/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
     ("GET", "pools/"): ({}, ALL),
     ("GET", "pools/{slug}/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("PUT", "pools/{slug}/isolation/"): ({"isolation": "none"}, (403, 403, 403, 404, 404, 200, 403, 403)),
