@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from django.db import connection
 
-from scheduler.models import Allocation, Unit
+from scheduler.models import Allocation, Unit, Workload
+from telemetry.exports import sample_files
 from telemetry.exports.sample_files import SampleScope, sample_file
 from telemetry.ingest.partitions import maintain_partitions
 from telemetry.models import HostHour, Retention, Rollup, RollupDue, Sample
+from telemetry.reads.utilisation import raw_series as raw_series_module
 from telemetry.reads.utilisation.raw_series import raw_series
 from telemetry.reports.minute_use import unit_minute_series
 from telemetry.rollups.rebuild import rebuild_rollups
@@ -180,6 +182,54 @@ def test_a_file_of_the_present_day_has_the_rows_of_a_file_of_a_past_day(
     present = b"".join(sample_file("csv", SampleScope(hosts, *period, now=at(23))))
     assert present.count(b"\n") > 100
     assert b"".join(sample_file("csv", SampleScope(hosts, *period, now=END))) == present
+
+
+def spied_reads(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[tuple[list[int], dt.datetime]]:
+    """Return a list to which each read of samples by a module adds its units and its first day."""
+    reads: list[tuple[list[int], dt.datetime]] = []
+
+    def load(names: Any, units: Any, start: dt.datetime, end: dt.datetime) -> Any:
+        assert end - start <= timedelta(days=1)
+        reads.append((list(units), start))
+        return load_samples(names, units, start, end)
+
+    monkeypatch.setattr(module, "load_samples", load)
+    return reads
+
+
+def test_a_file_of_the_work_of_a_team_unpacks_only_the_units_and_days_that_its_work_held(
+    world: World, sampled: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Allocation.objects.filter(pk=sampled.pk).update(period=(at(9), at(11)))
+    Sample.objects.filter(ts__gte=at(11)).update(allocation_id=None)
+    hosts = [host.pk for host in world.hosts.values()]
+    work = Workload.objects.filter(project=world.vision.project)
+    scope = SampleScope(hosts, START, END, PACKED_AT, workloads=work)
+    before = b"".join(sample_file("csv", scope))
+    assert before.count(str(sampled.workload.public_id).encode()) == before.count(b"\n") - 2 > 5
+    pack_samples(PACKED_AT)
+    reads = spied_reads(monkeypatch, sample_files)
+    assert b"".join(sample_file("csv", scope)) == before
+    assert reads == [([sampled.unit_id], START)]
+
+
+def test_a_file_of_no_work_reads_no_samples(
+    world: World, sampled: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_samples(PACKED_AT)
+    reads = spied_reads(monkeypatch, sample_files)
+    scope = SampleScope([world.hosts["alpha"].pk], START, END, PACKED_AT, workloads=Workload.objects.none())
+    assert b"".join(sample_file("csv", scope)).count(b"\n") == 2
+    assert reads == []
+
+
+def test_the_series_of_a_long_run_is_read_day_by_day(
+    world: World, sampled: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = spied_reads(monkeypatch, raw_series_module)
+    found = raw_series([sampled.unit_id], [sampled.pk], at(9), END)
+    assert [start for _, start in reads] == [at(9), at(0, day=3)]
+    assert len(found["power_w"]) > 50
 
 
 def test_rollups_are_built_again_from_packed_samples(world: World) -> None:
