@@ -50,7 +50,7 @@ def load_samples(
 
 
 def days_of(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
-    """Yield the parts of a period that lie in one day (UTC) each. Readers of long periods read each by itself."""
+    """Yield the parts of a period that lie in one day (UTC) each, for readers of long periods."""
     while start < end:
         until = min(end, start.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + DAY)
         yield start, until

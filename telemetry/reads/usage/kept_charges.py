@@ -6,13 +6,24 @@ billing days of the other months from the cells, and the rest of a day at each e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
-from django.db.models import Case, F, Q, QuerySet, Sum, Value, When
-from django.db.models.functions import Coalesce
+from django.db.models import (
+    BigIntegerField,
+    Case,
+    DateTimeField,
+    DecimalField,
+    F,
+    Q,
+    QuerySet,
+    Sum,
+    Value,
+    When,
+)
+from django.db.models.functions import Cast, Coalesce
 
 from telemetry.core.amounts import ZERO
 from telemetry.core.billing_calendar import ONE_DAY, next_month
@@ -31,6 +42,10 @@ KEPT_COLUMNS = {
     "pool": "line__pool",
 }
 USE_MONTH = Coalesce("line__corrected_month", "line__statement__month")
+_AMOUNT = DecimalField(max_digits=18, decimal_places=6)
+# PostgreSQL needs the types, because the parts of a UNION are matched in pairs.
+NO_TIME = Cast(Value(None), DateTimeField())
+NO_RESERVATION = Cast(Value(None), BigIntegerField())
 
 
 @dataclass(frozen=True)
@@ -87,35 +102,32 @@ def kept_period(start: datetime, end: datetime, changed: Collection[date]) -> Ke
 
 
 def kept_sums(
-    filters: UsageFilters, period: KeptPeriod, dimensions: Collection[str], more: Mapping[str, Any]
+    number: int, filters: UsageFilters, period: KeptPeriod, dimensions: Collection[str]
 ) -> list[QuerySet[Any, Any]]:
-    """Return the queries of the months and of the days of a period, with the columns of charge sums.
-
-    ``more`` are columns with constants that stand before the other columns.
-    """
+    """Return the queries of the months and of the days of a period, with the columns of ``charge_sums``."""
     found: list[QuerySet[Any, Any]] = []
     if period.months:
-        people = StatementLinePerson.objects.annotate(use_month=USE_MONTH).filter(
-            use_month__in=period.months
-        )
+        people = StatementLinePerson.objects.annotate(use_month=USE_MONTH).filter(use_month__in=period.months)
         # Idle time that teams pay shows no cents in its own line. It has one row: nobody held it.
-        cost = Case(When(line__shared_out=True, then=F("line__cost")), default=F("cost_cents"))
-        found.append(_grouped(people, filters, dimensions, more, cost, F("charged_cents")))
+        cost = Case(
+            When(line__shared_out=True, then=F("line__cost")), default=F("cost_cents"), output_field=_AMOUNT
+        )
+        found.append(_grouped(number, people, filters, dimensions, cost, F("charged_cents")))
     if period.days:
         of_days = Q(pk=None)
         for first, following in period.days:
             month = first.replace(day=1)
             of_days |= Q(use_month=month, day__gte=first, day__lt=following)
         cells = ChargeCell.objects.annotate(use_month=USE_MONTH).filter(of_days)
-        found.append(_grouped(cells, filters, dimensions, more, F("cost"), F("charged")))
+        found.append(_grouped(number, cells, filters, dimensions, F("cost"), F("charged")))
     return found
 
 
 def _grouped(
+    number: int,
     rows: QuerySet[Any],
     filters: UsageFilters,
     dimensions: Collection[str],
-    more: Mapping[str, Any],
     cost: Any,
     charged: Any,
 ) -> QuerySet[Any, Any]:
@@ -135,14 +147,18 @@ def _grouped(
     has_price = is_priced & ~Q(line__cost=0)
     is_reserved = Q(line__bucket="reserved_unused", line__project__isnull=False)
     marked = rows.order_by().annotate(
-        **{name: value for name, value in more.items() if name != "is_reserved"},
+        number=Value(number),
+        of_reservation=NO_RESERVATION,
         is_reserved=Case(When(is_reserved, then=Value(True)), default=Value(False)),
     )
-    names = ["line__bucket" if name == "bucket" else name for name in more]
     columns = [KEPT_COLUMNS[name] for name in dimensions]
-    return marked.values_list(*names, *columns).annotate(
+    return marked.values_list("number", "line__bucket", "of_reservation", "is_reserved", *columns).annotate(
         seconds_sum=Sum("slot_seconds"),
-        cost_sum=Coalesce(Sum(cost, filter=is_priced), ZERO),
-        charged_sum=Coalesce(Sum(charged, filter=is_priced), ZERO),
+        cost_sum=Coalesce(Sum(cost, filter=is_priced, output_field=_AMOUNT), ZERO, output_field=_AMOUNT),
+        charged_sum=Coalesce(
+            Sum(charged, filter=is_priced, output_field=_AMOUNT), ZERO, output_field=_AMOUNT
+        ),
         priced_sum=Sum("slot_seconds", filter=has_price),
+        first=NO_TIME,
+        last=NO_TIME,
     )

@@ -12,7 +12,7 @@ from tsdownsample import MinMaxLTTBDownsampler
 from telemetry.samples.stored import days_of, is_known, load_samples
 
 MAX_POINTS = 600
-# A series in memory: BINS has the ratio of MinMaxLTTB, four points before the selection for each point after it.
+# MinMaxLTTB selects from four points for each point that it returns: two in each of BINS.
 MAX_KEPT = 40_000
 BINS = 2 * MAX_POINTS
 # Samples arrive every 5 to 30 seconds. A gap is longer than this, and than GAP_FACTOR usual distances.
@@ -37,7 +37,8 @@ def raw_series(
 ) -> dict[str, Points]:
     """Return the samples of the allocations on the units as at most MAX_POINTS points for each reading.
 
-    The samples are read and reduced day by day, so that a long period takes no more memory than a day. A point is (seconds since the epoch, value). A point with the value None lies in each gap.
+    The samples are read and reduced day by day, so that a long period takes little
+    memory. A point is (seconds since the epoch, value). A point with the value None lies in each gap.
     """
     wanted, ids = list(allocations), np.unique(units)
     reduced = {name: ReducedSeries(start.timestamp(), end.timestamp()) for name in RAW_READINGS}
@@ -62,8 +63,8 @@ def _values(name: str, column: npt.NDArray[np.generic]) -> Floats:
 class ReducedSeries:
     """A series of the period ``[start, end]`` that is added in parts, in order of time, and kept small.
 
-    If it has more than MAX_KEPT points, only the smallest and the largest value of each of BINS equal parts of
-    the period are kept, and its first and last point.
+    If it has more than MAX_KEPT points, only the smallest and the largest value of each of BINS equal parts
+    of the period are kept, and its first and last point.
     """
 
     def __init__(self, start: float, end: float, most: int = MAX_POINTS) -> None:
