@@ -9,8 +9,6 @@ from unittest import mock
 
 import pytest
 from django.core.cache import cache
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from portal.reads.fleet.demand_forecast import past_demand
 from portal.reads.utilisation import fleet_map
