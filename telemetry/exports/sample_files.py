@@ -1,4 +1,4 @@
-"""Write the samples of hosts as files: CSV as a stream, and Parquet from a temporary CSV file."""
+"""Write the samples of hosts as CSV and Parquet files, as a stream."""
 
 from __future__ import annotations
 

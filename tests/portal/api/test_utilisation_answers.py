@@ -37,6 +37,7 @@ __all__ = ["rates"]
 pytestmark = pytest.mark.django_db
 PERIOD = {"start": at(0).isoformat(), "end": at(0, day=3).isoformat()}
 PAGE_PERIOD = {"start": "2026-03-02", "end": "2026-03-03"}
+WEEKS_52 = dt.timedelta(weeks=52)
 Ask = Callable[..., Any]
 
 
@@ -117,6 +118,13 @@ def test_an_answer_has_the_compared_period_and_the_tiles_of_the_page(used: World
     levels = {row["start"][11:13]: row for row in ask(used.operator, "levels", **later).json()["rows"]}
     assert levels["09"]["held_gpus_before"] == 2.0 and levels["12"]["held_gpus_before"] == 0.0
     assert levels["09"]["capacity_gpus"] == Gpu.objects.count() and levels["09"]["guaranteed_gpus"] > 0
+    year = {"start": (at(0) + WEEKS_52).isoformat(), "end": (at(0, day=3) + WEEKS_52).isoformat()}
+    a_year_ago = ask(used.operator, "figures", compare="52w", **year).json()["rows"]
+    found = {row["figure"]: row["value_before"] for row in a_year_ago}
+    assert found["productive_share"] == pytest.approx(rows["productive_share"]["value"])
+    days = {"start": (at(0) + WEEKS_52 - dt.timedelta(days=90)).isoformat(), "end": year["end"]}
+    long = ask(used.operator, "waterfall", compare="52w", **days).json()["rows"]
+    assert next(row for row in long if row["bucket"] == "productive")["share_before"] > 0
     off = ask(used.operator, "waterfall", compare="off", **later).json()["rows"]
     assert {row["share_before"] for row in off} == {None}
     refused = ask(used.operator, "waterfall", compare="ever")

@@ -138,13 +138,23 @@ def test_a_page_without_the_library_shows_the_tables(page: Page) -> None:
     expect(panel(page, "use-over-time").get_by_role("table")).to_be_visible()
 
 
-def test_a_swipe_on_a_touch_screen_does_not_zoom(
+def test_a_swipe_on_a_touch_screen_scrolls_the_page_and_does_not_zoom(
     world: World, charged: Workload, live_server: Any, browser: Browser
 ) -> None:
     phone = sign_in(browser, live_server, world.operator.username, has_touch=True, is_mobile=True)
     phone.goto(f"{live_server.url}{reverse('utilisation')}?{JANUARY}")
     chart = drawn(phone, "use-over-time")
     assert chart.evaluate("place => place.layout.dragmode") is False
+    before = chart.evaluate("place => [...place.layout.xaxis.range]")
+    address, place = phone.url, phone.evaluate("scrollY")
+    box = chart.bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    gesture = {"x": x, "y": y, "yDistance": -200, "gestureSourceType": "touch", "preventFling": True}
+    # The protocol answers when the browser has carried out the gesture.
+    phone.context.new_cdp_session(phone).send("Input.synthesizeScrollGesture", gesture)
+    assert phone.evaluate("scrollY") > place + 100
+    assert chart.evaluate("place => [...place.layout.xaxis.range]") == before and phone.url == address
 
 
 @pytest.mark.long
