@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from django.db import connection
+from django.db import DatabaseError, connection, transaction
 
 from scheduler.models import Allocation, Unit, Workload
 from telemetry.exports import sample_files
@@ -270,3 +271,30 @@ def test_impossible_values_of_packed_samples_are_cleared(world: World, sampled: 
     assert before["ts"] == after["ts"]
     assert RollupDue.objects.filter(resolution=60, bucket=at(9, 30)).exists()
     assert dict(clear_impossible_values(PACKED_AT))[START].samples == 0
+
+
+def reverse_migration() -> None:
+    """Run the SQL that takes the migration of packed samples back. The transaction of the test undoes it."""
+    migration = importlib.import_module("telemetry.migrations.0043_packed_samples")
+    (operation,) = migration.Migration.operations
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL ROLE NONE")  # the owner of the tables
+        cursor.execute(operation.reverse_sql)
+
+
+def test_the_migration_is_taken_back_only_without_packed_samples(world: World, sampled: Allocation) -> None:
+    pack_samples(PACKED_AT)
+    rows = packed_rows()
+    message = f"telemetry_packedsamples has {rows} rows; allowed: none. Packed samples cannot be unpacked."
+    with pytest.raises(DatabaseError, match=message):
+        reverse_migration()
+    assert packed_rows() == rows
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM telemetry_packedsamples")
+    reverse_migration()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT to_regclass('telemetry_packedsamples'),"
+            " (SELECT count(*) FROM pg_proc WHERE proname LIKE 'telemetry%packed%')"
+        )
+        assert cursor.fetchone() == (None, 0)

@@ -67,8 +67,8 @@ def study_notes(facts: Mapping[str, Any], start: datetime, end: datetime) -> lis
     if facts["requests_of_period"] > facts["requests"] + facts["never_started"]:
         notes.append(
             f"The quarter has {facts['requests_of_period']:,} requests; a replay takes at most "
-            f"{MAX_REQUESTS:,}. So only the last {days:,} days of the quarter were replayed: the sizes fit the "
-            "demand of these days."
+            f"{MAX_REQUESTS:,}. So only the last {days:,} days of the quarter were replayed: the sizes fit "
+            "the demand of these days."
         )
     if facts["never_started"]:
         notes.append(

@@ -143,6 +143,7 @@ def test_a_swipe_on_a_touch_screen_scrolls_the_page_and_does_not_zoom(
 ) -> None:
     phone = sign_in(browser, live_server, world.operator.username, has_touch=True, is_mobile=True)
     phone.goto(f"{live_server.url}{reverse('utilisation')}?{JANUARY}")
+    phone.set_viewport_size({"width": 390, "height": 844})
     chart = drawn(phone, "use-over-time")
     assert chart.evaluate("place => place.layout.dragmode") is False
     before = chart.evaluate("place => [...place.layout.xaxis.range]")
@@ -150,10 +151,12 @@ def test_a_swipe_on_a_touch_screen_scrolls_the_page_and_does_not_zoom(
     box = chart.bounding_box()
     assert box is not None
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    gesture = {"x": x, "y": y, "yDistance": -200, "gestureSourceType": "touch", "preventFling": True}
-    # The protocol answers when the browser has carried out the gesture.
-    phone.context.new_cdp_session(phone).send("Input.synthesizeScrollGesture", gesture)
-    assert phone.evaluate("scrollY") > place + 100
+    touch = phone.context.new_cdp_session(phone)
+    for number in range(11):
+        kind, point = "touchMove" if number else "touchStart", {"x": x, "y": y - 20 * number}
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [point]})
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    phone.wait_for_function("place => scrollY > place + 100", arg=place)
     assert chart.evaluate("place => [...place.layout.xaxis.range]") == before and phone.url == address
 
 
