@@ -46,6 +46,8 @@ def report(session: CliSession, id_: str) -> None:
     _print_gpus(answer["gpus"])
     for advice in answer["advice"]:
         output.print_line(f"{advice['headline']}. {advice['evidence']}")
+    _print_earlier_start(answer["earlier_start"])
+    _print_charge_lines(answer["charge_lines"])
     return None
 
 
@@ -68,6 +70,36 @@ def _print_gpus(gpus: list[dict[str, Any]]) -> None:
         ),
         "",
     )
+
+
+def _print_earlier_start(earlier: dict[str, Any] | None) -> None:
+    if earlier is not None:
+        output.print_line(
+            f"In the 4 weeks before, {earlier['requests']} requests for {earlier['gpus']} GPUs in this pool "
+            f"waited {format_duration(int(earlier['median_seconds']))} (median). It might have started "
+            f"{format_duration(int(earlier['earlier_seconds']))} earlier."
+        )
+
+
+def _print_charge_lines(lines: list[dict[str, Any]]) -> None:
+    """Print price x GPUs x seconds of each time with one price."""
+    if lines:
+        output.print_table(
+            ("from", "to", "what", "seconds", "GPUs", "price of a GPU-hour", "charged"),
+            (
+                (
+                    format_local_time(line["start"]),
+                    format_local_time(line["end"]),
+                    line["bucket"],
+                    str(line["seconds"]),
+                    f"{line['gpus']:g}",
+                    line["price"] or "none",
+                    f"{line['charged']} {line['currency']}".strip(),
+                )
+                for line in lines
+            ),
+            "",
+        )
 
 
 def _waits(answer: dict[str, Any]) -> str:

@@ -34,6 +34,8 @@ UNLIMITED = "unlimited"
 @click.option("--type", help="Only this type of workload.")
 @click.option("--by", help="Group of the answer use-by: team, project, user, type, model, host or gpu.")
 @click.option("--waste", help="Rows of the answer waste: person, project or workload.")
+@click.option("--step", help="Step of the answer waste: empty, idle, inefficient or reserved_unused.")
+@click.option("--shown", help="Of the answer waste: all, for the trend of each row.")
 @click.option("--host", help="For host-gpus, gpu-hours, gpu-runs and run-samples.")
 @click.option("--gpu", help="For gpu-hours, gpu-runs and run-samples.")
 @click.option("--run", help="For run-samples: the id of a workload.")
@@ -154,4 +156,6 @@ def _full(days: int | None, size: int | None) -> str:
 def _text(value: Any) -> str:
     if value is None:
         return "unknown"
+    if isinstance(value, list):  # a trend
+        return " ".join("-" if point is None else f"{point:,.1f}" for point in value)
     return f"{value:,.{MAX_DECIMALS}f}" if isinstance(value, float) else str(value)

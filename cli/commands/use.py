@@ -10,6 +10,7 @@ from cli import output
 from cli.formatting import format_bytes, format_duration, format_gibibytes, format_local_time
 from cli.host_group import host, host_path
 from cli.lookup import find_workload
+from cli.request_options import TIMESTAMP_TYPE
 from cli.session import CliSession, cli, command
 
 NOT_MEASURED = "not measured"
@@ -83,6 +84,33 @@ def host_use(session: CliSession, name: str) -> None:
             for row in answer["counters"]
         ),
         "No counter of its GPUs is above 0.",
+    )
+
+
+@command(host, "counters")
+@click.argument("name")
+@click.option("--start", type=TIMESTAMP_TYPE, required=True, help="Start of the period.")
+@click.option("--end", type=TIMESTAMP_TYPE, required=True, help="At most 400 days after the start.")
+@click.option("--reading", help="Only this counter or flag, such as ecc_corrected or pcie_replays.")
+def host_counters(session: CliSession, name: str, **query: Any) -> None:
+    """Show the counters of a host's GPUs over time: PCIe, NVLink, ECC, remapped rows, throttling."""
+    answer = session.client.get(host_path(name, "counters"), **query)
+    if session.json:
+        return output.print_json(answer)
+    return output.print_table(
+        ("GPU", "counter", "source", "at", "value"),
+        (
+            (
+                each["gpu"],
+                each["reading"],
+                each["source"],
+                format_local_time(point["at"]),
+                _counter({"reading": each["reading"], "value": point["value"]}),
+            )
+            for each in answer["series"]
+            for point in each["points"]
+        ),
+        "No counter of its GPUs has changed in this period.",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -62,6 +62,14 @@ ADVICE_EVIDENCE: dict[str, Callable[[Numbers], str]] = {
         f"It was stopped at its limit of {duration(n['limit_seconds'])}, after {duration(n['ran_seconds'])}."
     ),
 }
+# The days are those of ``COMPARED_WAITS``.
+EARLIER_START = (
+    "In the 4 weeks before, {requests} requests for {gpus} in this pool waited {median} (median). This run "
+    "waited {waited}, so it might have started {earlier} earlier."
+)
+MAIL_SUBJECT = "Report of {name}"
+MAIL_WITHOUT_ADVICE = "The report of your run {name} is at {url}"
+MAIL_WITH_ADVICE = "Your run {name} has a report with what to ask for next time:\n\n{advice}\n\n{url}"
 COST_WITH_FEWER = "The same time would have cost {less} instead of {cost}."
 
 
@@ -73,6 +81,25 @@ def advice_headline(advice: Advice) -> str:
 def advice_evidence(advice: Advice) -> str:
     """Return the sentences with the numbers on which the advice rests."""
     return ADVICE_EVIDENCE[advice.code](advice.numbers)
+
+
+def earlier_start_text(requests: int, gpus: int, median: float, waited: float) -> str:
+    """Return the sentences that compare the wait of a run with those of requests for fewer GPUs."""
+    return EARLIER_START.format(
+        requests=requests,
+        gpus=with_count(gpus, "GPU"),
+        median=duration(median),
+        waited=duration(waited),
+        earlier=duration(waited - median),
+    )
+
+
+def report_mail(name: str, advice: Sequence[Advice], url: str) -> str:
+    """Return the draft of a message to the owner of a run, with all advice of its report."""
+    if not advice:
+        return MAIL_WITHOUT_ADVICE.format(name=name, url=url)
+    lines = "\n".join(f"- {advice_headline(each)}. {advice_evidence(each)}" for each in advice)
+    return MAIL_WITH_ADVICE.format(name=name, advice=lines, url=url)
 
 
 def use_finding(units: list[UnitReport]) -> str:

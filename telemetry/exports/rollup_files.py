@@ -1,4 +1,4 @@
-"""Write rollups and cubes as files: CSV as a stream, and Parquet from a temporary CSV file."""
+"""Write rollups and cubes as CSV and Parquet files, as a stream."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import Any
 from django.db import connection
 
 from telemetry.core.csv_text import END_CELL
+from telemetry.exports.parquet.joined_files import joined_files
 
 CSV_TYPE, PARQUET_TYPE = "text/csv; charset=utf-8", "application/vnd.apache.parquet"
 PART_BYTES = 256 * 1024
@@ -42,42 +43,52 @@ def parquet_file(
 ) -> Iterator[bytes]:
     """Yield a Parquet file of rows that are given as CSV without a header. Their order is kept.
 
-    ``types`` are the types of DuckDB by column, in order. The rows are written to a temporary file first,
-    because the end of a Parquet file describes all of it. ``facts`` is called after the last row; its result
-    becomes metadata of the file.
+    ``types`` are the types of DuckDB by column, in order. Each part of about PARQUET_ROW_GROUP rows becomes a
+    row group and is sent before the next rows are read. Memory and disk hold one part at a time. ``facts`` is
+    called after the last row; its result becomes metadata of the file.
     """
     with tempfile.TemporaryDirectory(prefix="gpupool-parquet-") as folder:
-        table, target = Path(folder, "rows.csv"), Path(folder, "rows.parquet")
-        with table.open("wb") as file:
-            for part in rows:
-                file.write(part)
-        _convert_to_parquet(table, target, types, Path(folder), facts())
-        table.unlink()
-        with target.open("rb") as file:
-            while part := file.read(PART_BYTES):
-                yield part
+        parts = (_parquet_part(part, types, Path(folder)) for part in _row_groups(rows))
+        yield from joined_files(parts, facts)
 
 
-def _convert_to_parquet(
-    table: Path, target: Path, types: Mapping[str, str], folder: Path, facts: Mapping[str, str]
-) -> None:
+def _row_groups(rows: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yield the rows in parts of about PARQUET_ROW_GROUP rows. Without rows, yield one empty part."""
+    waiting: list[bytes] = []
+    count = groups = 0
+    for part in rows:
+        waiting.append(part)
+        count += part.count(b"\n")
+        if count >= PARQUET_ROW_GROUP:
+            yield waiting
+            waiting, count, groups = [], 0, groups + 1
+    if waiting or not groups:
+        yield waiting
+
+
+def _parquet_part(rows: Iterable[bytes], types: Mapping[str, str], folder: Path) -> bytes:
+    """Return rows of CSV as a Parquet file with one row group."""
     import duckdb  # imported here, because it is large and only these exports need it
 
+    table, target = folder / "rows.csv", folder / "rows.parquet"
+    with table.open("wb") as file:
+        file.writelines(rows)
     # One thread keeps the order of the rows, so that equal rows give equal bytes.
     settings: dict[str, str | bool | int | float | list[str]] = {
         "threads": 1,
         "memory_limit": "256MB",
         "temp_directory": str(folder),
     }
-    metadata = ", ".join(f"{name}: '{value}'" for name, value in facts.items())
-    kept = f", KV_METADATA {{{metadata}}}" if facts else ""
     with duckdb.connect(":memory:", config=settings) as database:
         database.execute(
             "COPY (SELECT * FROM read_csv($table, header = false, columns = $types, nullstr = '', "
             "allow_quoted_nulls = false, quote = '\"', escape = '\"', delim = ',', auto_detect = false)) "
-            f"TO '{target}' (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {PARQUET_ROW_GROUP}{kept})",
+            # A part may have a few more rows than PARQUET_ROW_GROUP.
+            f"TO '{target}' (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {4 * PARQUET_ROW_GROUP})",
             {"table": str(table), "types": dict(types)},
         )
+    table.unlink()
+    return target.read_bytes()
 
 
 Columns = dict[str, tuple[str, str]]

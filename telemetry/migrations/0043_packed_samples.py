@@ -120,8 +120,26 @@ END $$;
 """
 
 
+# Packed samples cannot become single rows again in SQL. Without them, the table and its functions are dropped.
+REVERSE = """
+DO $$
+DECLARE
+    kept bigint := (SELECT count(*) FROM telemetry_packedsamples);
+BEGIN
+    IF kept > 0 THEN
+        RAISE EXCEPTION 'telemetry_packedsamples has % rows; allowed: none. Packed samples cannot be unpacked.', kept
+            USING HINT = 'Restore a backup from before the migration, or delete the rows: their samples are lost.';
+    END IF;
+END $$;
+DROP FUNCTION telemetry_drop_packed_before(date);
+DROP FUNCTION telemetry_drop_empty_samples(date);
+DROP FUNCTION telemetry_days_of_samples(date);
+DROP FUNCTION telemetry_make_packed_partition(date);
+DROP TABLE telemetry_packedsamples;
+"""
+
+
 class Migration(migrations.Migration):
     dependencies = [("telemetry", "0042_narrow_samples")]
 
-    # Packed samples cannot become single rows again in SQL, so there is no way back.
-    operations = [migrations.RunSQL([TABLE, FUNCTIONS])]
+    operations = [migrations.RunSQL([TABLE, FUNCTIONS], REVERSE)]

@@ -98,6 +98,20 @@ CUBE_WASTED_SQL = (
     f"{PART_SQL.format('c')}{WASTED_SQL.format('c')}){CUBES_SQL}"
     f" HAVING sum({WASTED_SQL.format('c')}) IS NOT NULL"
 )
+# The parts of the period that a day or an hour overlaps, and the share of its time in each of them.
+CUBE_PARTS_SQL = (
+    " CROSS JOIN LATERAL (SELECT number, (least(at + c.resolution, first + length * (number + 1))"
+    " - greatest(at, first + length * number)) / c.resolution AS share"
+    " FROM (SELECT extract(epoch FROM c.bucket)::float8 AS at, %s::float8 AS first, %s::float8 AS length)"
+    " AS edges"
+    " CROSS JOIN generate_series(0, %s - 1) AS number"
+    " WHERE at < first + length * (number + 1) AND at + c.resolution > first + length * number) part"
+)
+LONG_WASTED_SQL = (
+    f"SELECT {{key}}, part.number, sum({WASTED_SQL.format('c')} * part.share)"
+    + CUBES_SQL.replace(" WHERE ", f"{CUBE_PARTS_SQL} WHERE ")
+    + f" HAVING sum({WASTED_SQL.format('c')}) IS NOT NULL"
+)
 ROLLUP_WASTED_SQL = (
     f"{PART_SQL.format('r')}{WASTED_SQL.format('r')} * {SLOTS_SQL})"
     " FROM (SELECT * FROM telemetry_rollup WHERE {buckets}) r"
@@ -251,28 +265,34 @@ class UsageRows:
     def wasted_parts(self, dimension: str, groups: list[int], parts: int) -> list[tuple[int, int, float]]:
         """Return (group, number of the part, slot-seconds) of ``parts`` equal parts of the period.
 
-        The time is that of the steps empty, idle and inefficient. Runs one query, and none without groups.
+        The time is that of the steps empty, idle and inefficient. A long period is read by day. The time of a
+        day in two parts is divided in proportion. Runs one query, and none without groups.
         """
         if not groups:
             return []
         key, _ = READ_DIMENSIONS[dimension]
         length = (self.filters.end - self.filters.start).total_seconds() / parts
-        cubes, start = self._cubes(days=False) if dimension in CUBE_DIMENSIONS else (None, self.filters.start)
+        is_long = self.filters.is_long
+        cubes, start = (
+            self._cubes(days=is_long) if dimension in CUBE_DIMENSIONS else (None, self.filters.start)
+        )
         where, more = self.filters.sql()
+        period = [self.filters.start.timestamp(), length]
         found: list[Statement] = []
 
-        def add(sql: str, buckets: str, values: list[Any]) -> None:
+        def add(sql: str, first: list[Any], buckets: str, values: list[Any]) -> None:
             text = sql.format(key=key, buckets=buckets, where=f"{where} AND {key} = ANY(%s::bigint[])")
-            period = [parts, self.filters.start.timestamp(), length]
-            found.append((text, [*period, *values, *more, groups]))
+            found.append((text, [*first, *values, *more, groups]))
 
-        if cubes:
-            add(CUBE_WASTED_SQL, *cubes)
+        if cubes and is_long:
+            add(LONG_WASTED_SQL, [*period, parts], *cubes)
+        elif cubes:
+            add(CUBE_WASTED_SQL, [parts, *period], *cubes)
         if start < self.filters.end:
             buckets, values = rollup_condition(Rollup.Resolution.HOUR, start, self.filters.end)
             if dimension == "workload":
                 buckets, values = buckets + OF_WORKLOADS_SQL, [*values, groups]
-            add(ROLLUP_WASTED_SQL, buckets, values)
+            add(ROLLUP_WASTED_SQL, [parts, *period], buckets, values)
         return _run_together([found])[0]
 
     def holds(self, dimension: str) -> list[HeldInterval]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from django.db import connection
 
+from scheduler.models import Workload
 from telemetry.core.charge_model import PREEMPTION_END_CODES
 from telemetry.reads.usage_filters import USAGE_DIMENSIONS, UsageFilters
 
@@ -75,6 +77,16 @@ _GROUP_SQL = (
     " count(*) FILTER (WHERE waits), sum(preemptions)::int FROM waited GROUP BY 2, 3, key_{number}"
     " ORDER BY 3, key_{number})"
 )
+_USUAL_WAIT_SQL = """
+SELECT count(waited), percentile_cont(0.5) WITHIN GROUP (ORDER BY waited) FROM (
+    SELECT extract(epoch FROM min(run.placed_at) - work.submitted_at)::float8 AS waited
+    FROM scheduler_workload work JOIN scheduler_run run ON run.workload_id = work.id
+    WHERE work.submitted_at >= %(since)s AND work.submitted_at < %(until)s AND work.pool_id = %(pool)s
+        AND work.profile = %(profile)s AND work.models_wanted = %(models)s
+        AND work.units * work.hosts = %(size)s AND work.reservation_id IS NULL AND work.not_before IS NULL
+        AND NOT EXISTS (SELECT FROM scheduler_dependency WHERE workload_id = work.id)
+    GROUP BY work.id) AS waits
+"""
 _UNKNOWN = (None, None, None, None)
 
 
@@ -120,6 +132,35 @@ def waits_of_size(size: int, filters: UsageFilters, most: int) -> tuple[list[Req
         )
         rows = cursor.fetchall()
     return [RequestWait(*row[:-1]) for row in rows], rows[0][-1] if rows else 0
+
+
+@dataclass(frozen=True)
+class UsualWait:
+    """The waits of similar requests, from submission to the first GPU: their number and median seconds."""
+
+    requests: int
+    median_seconds: float
+
+
+def usual_wait(workload: Workload, size: int, before: timedelta) -> UsualWait | None:
+    """Return the wait of requests like that of a workload, but for ``size`` units; None without a request.
+
+    They are the requests that were submitted in the time ``before`` it and have started: of the same pool,
+    profile and models. Requests inside a reservation, with a dependency or with an earliest start are left
+    out, because they did not only wait for GPUs.
+    """
+    values = {
+        "size": size,
+        "pool": workload.pool_id,
+        "profile": workload.profile,
+        "models": workload.models_wanted,
+        "since": workload.submitted_at - before,
+        "until": workload.submitted_at,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(_USUAL_WAIT_SQL, values)
+        count, median = cursor.fetchone()
+    return UsualWait(count, median) if count else None
 
 
 def _conditions(filters: UsageFilters) -> tuple[str, list[Any]]:

@@ -5,8 +5,8 @@ One statement reads both, so that a sample that is packed at the same time is re
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from telemetry.samples.columns import BIGINT, COLUMN_KINDS, REAL, UNKNOWN
 from telemetry.sql_values import array_text, micros_of
 
 Columns = dict[str, np.ndarray]
+DAY = timedelta(days=1)
 Ints = npt.NDArray[np.int64]
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 in microseconds since 1970
 
@@ -46,6 +47,14 @@ def load_samples(
     if any_of:
         chosen &= np.any([is_known(name, packed[name]) for name in any_of], axis=0)
     return sorted_samples({name: np.concatenate([single[name], packed[name][chosen]]) for name in single})
+
+
+def days_of(start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
+    """Yield the parts of a period that lie in one day (UTC) each, for readers of long periods."""
+    while start < end:
+        until = min(end, start.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + DAY)
+        yield start, until
+        start = until
 
 
 def sorted_samples(columns: Columns) -> Columns:

@@ -67,3 +67,24 @@ def test_the_use_of_a_host_and_the_counters_of_its_gpus_are_printed(
     for text in ("CPU cores", "3.0", "2 GiB", "nvme0n1, read", "1.0 MB/s", "100 GB of 1.0 TB are free"):
         assert text in shown, text
     assert "PCIe replays" in shown and "5.0 s" in shown
+
+
+def test_the_changes_of_the_counters_of_a_host_are_printed(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World
+) -> None:
+    sign_in(served_world.people["operator"])
+    now = served_world.now
+    period = (
+        f"--start {(now - timedelta(hours=1)).isoformat()} --end {(now + timedelta(hours=1)).isoformat()}"
+    )
+    assert "No counter of its GPUs has changed" in run_ok(gpupool, f"host counters alpha {period}")
+    gpu = units_of(served_world.hosts["alpha"])[0].gpu
+    for reading, value in (("nvlink_replays", 3), ("ecc_corrected", 12), ("throttle_thermal_ns", 2 * 10**9)):
+        SlowReading.objects.create(gpu=gpu, reading=reading, value=value, at=now, source="dcgm")
+    shown = run_ok(gpupool, f"host counters alpha {period}")
+    for text in ("nvlink_replays", "ecc_corrected", "12", "2.0 s", "dcgm"):
+        assert text in shown, text
+    only = json.loads(run_ok(gpupool, f"host counters alpha {period} --reading ecc_corrected --json"))
+    assert [each["reading"] for each in only["series"]] == ["ecc_corrected"]
+    refused = gpupool("host", "counters", "alpha", *period.split(), "--reading", "hats")
+    assert refused.code != 0 and "hats" in refused.err

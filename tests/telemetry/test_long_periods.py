@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
+from unittest import mock
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from telemetry.core.amounts import ZERO
+from telemetry.models import StatementLine
 from telemetry.money.charges import charge_all_gpus
+from telemetry.money.shared_idle import assign_due_cents
+from telemetry.reads import usage_filters
 from telemetry.reads.pooling import pooling_savings
+from telemetry.reads.usage.charge_sums import LONG_DIMENSIONS, charge_sums
+from telemetry.reads.usage.kept_charges import kept_period, months_with_new_sums
 from telemetry.reads.usage_by_group import usage_by
 from telemetry.reads.usage_filters import UsageFilters
 from telemetry.reads.usage_over_time import usage_over_time
@@ -58,6 +67,7 @@ def test_a_long_period_reads_no_rows_of_single_gpus(used: World) -> None:
         pooling_savings(LONG, reads)
 
     text = tables_of(read_all)
+    assert "telemetry_chargecell" in text
     assert "telemetry_rollupcube" in text
     assert "FROM scheduler_allocation a" not in text
     # The hours after the last cube are read from rollups, and no other time.
@@ -102,3 +112,65 @@ def test_a_long_period_refuses_groups_that_cubes_do_not_have(used: World) -> Non
         usage_by("gpu", LONG)
     with pytest.raises(ValueError, match="'workload' is not one of"):
         waste_by("workload", LONG, [], UsageRows(LONG))
+
+
+@pytest.fixture
+def two_months(used: World) -> World:
+    """Return the used world with a second month, whose sums have cents, and a price for all its time."""
+    unit = units_of(used.hosts["alpha"])[0]
+    hold(workload(used, used.language), unit, at(9, day=29), at(15) + timedelta(days=40), end_code="finished")
+    charge_all_gpus(at(0) + timedelta(days=70))
+    assign_due_cents()
+    return used
+
+
+def sums_by_key(filters: UsageFilters) -> dict[Any, tuple[float, Any, Any]]:
+    found: dict[Any, tuple[float, Any, Any]] = {}
+    for part in charge_sums([filters], LONG_DIMENSIONS)[0]:
+        key = (part.bucket, part.is_reserved, *part.keys.values())
+        seconds, cost, charged = found.get(key, (0.0, ZERO, ZERO))
+        found[key] = (seconds + part.seconds, cost + part.cost, charged + part.charged)
+    return found
+
+
+def test_a_long_period_reads_the_sums_of_months_and_days_and_only_the_edges_from_charge_lines(
+    two_months: World,
+) -> None:
+    start, end = at(10, 20), at(10, 40) + timedelta(days=66)
+    filters = UsageFilters(start, end)
+    kept = kept_period(start, end, months_with_new_sums())
+    assert [month.month for month in kept.months] == [4]
+    assert [(first.day, last.day) for first, last in kept.days] == [(3, 1), (1, 7)]
+    assert kept.edges == [(start, at(0, day=3)), (at(0) + timedelta(days=66), end)]
+    with mock.patch.object(usage_filters, "LONGEST_BY_GPU", timedelta(days=400)):
+        lines = sums_by_key(dataclasses.replace(filters))
+    assert {key[0] for key in lines} >= {"used", "reserved_unused", "unallocated"}
+    found = sums_by_key(filters)
+    assert found.keys() == lines.keys()
+    for key, (seconds, cost, charged) in lines.items():
+        assert found[key][0] == pytest.approx(seconds, abs=1)
+        # A month has whole cents.
+        assert found[key][1:] == pytest.approx((cost, charged), abs=Decimal("0.02"))
+
+
+def test_a_month_whose_sums_are_not_final_is_read_by_day(two_months: World) -> None:
+    StatementLine.objects.filter(statement__month=dt.date(2026, 4, 1)).update(due=True)
+    kept = kept_period(LONG.start, LONG.end, months_with_new_sums())
+    assert kept.months == []
+    assert [(first.month, last.month) for first, last in kept.days] == [(3, 4), (4, 5), (5, 5)]
+
+
+@pytest.mark.parametrize("chosen", ["team", "user", "model"])
+def test_the_sums_of_a_long_period_obey_the_filters(two_months: World, chosen: str) -> None:
+    all_parts = charge_sums([LONG], LONG_DIMENSIONS)[0]
+    used_by_language = (
+        part
+        for part in all_parts
+        if part.bucket == "used" and part.keys["team"] == two_months.language.team.pk
+    )
+    value = next(used_by_language).keys[chosen]
+    whole = [part for part in all_parts if part.keys[chosen] == value]
+    assert charge_sums([dataclasses.replace(LONG, **{chosen: value})], LONG_DIMENSIONS)[0] == whole
+    if chosen == "team":
+        seen = dataclasses.replace(LONG, teams=[value], users=[])
+        assert charge_sums([seen], LONG_DIMENSIONS)[0] == whole

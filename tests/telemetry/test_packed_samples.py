@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,12 +11,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from django.db import connection
+from django.db import DatabaseError, connection, transaction
 
-from scheduler.models import Allocation, Unit
+from scheduler.models import Allocation, Unit, Workload
+from telemetry.exports import sample_files
 from telemetry.exports.sample_files import SampleScope, sample_file
 from telemetry.ingest.partitions import maintain_partitions
 from telemetry.models import HostHour, Retention, Rollup, RollupDue, Sample
+from telemetry.reads.utilisation import raw_series as raw_series_module
 from telemetry.reads.utilisation.raw_series import raw_series
 from telemetry.reports.minute_use import unit_minute_series
 from telemetry.rollups.rebuild import rebuild_rollups
@@ -182,6 +185,54 @@ def test_a_file_of_the_present_day_has_the_rows_of_a_file_of_a_past_day(
     assert b"".join(sample_file("csv", SampleScope(hosts, *period, now=END))) == present
 
 
+def spied_reads(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[tuple[list[int], dt.datetime]]:
+    """Return a list to which each read of samples by a module adds its units and its first day."""
+    reads: list[tuple[list[int], dt.datetime]] = []
+
+    def load(names: Any, units: Any, start: dt.datetime, end: dt.datetime) -> Any:
+        assert end - start <= timedelta(days=1)
+        reads.append((list(units), start))
+        return load_samples(names, units, start, end)
+
+    monkeypatch.setattr(module, "load_samples", load)
+    return reads
+
+
+def test_a_file_of_the_work_of_a_team_unpacks_only_the_units_and_days_that_its_work_held(
+    world: World, sampled: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Allocation.objects.filter(pk=sampled.pk).update(period=(at(9), at(11)))
+    Sample.objects.filter(ts__gte=at(11)).update(allocation_id=None)
+    hosts = [host.pk for host in world.hosts.values()]
+    work = Workload.objects.filter(project=world.vision.project)
+    scope = SampleScope(hosts, START, END, PACKED_AT, workloads=work)
+    before = b"".join(sample_file("csv", scope))
+    assert before.count(str(sampled.workload.public_id).encode()) == before.count(b"\n") - 2 > 5
+    pack_samples(PACKED_AT)
+    reads = spied_reads(monkeypatch, sample_files)
+    assert b"".join(sample_file("csv", scope)) == before
+    assert reads == [([sampled.unit_id], START)]
+
+
+def test_a_file_of_no_work_reads_no_samples(
+    world: World, sampled: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_samples(PACKED_AT)
+    reads = spied_reads(monkeypatch, sample_files)
+    scope = SampleScope([world.hosts["alpha"].pk], START, END, PACKED_AT, workloads=Workload.objects.none())
+    assert b"".join(sample_file("csv", scope)).count(b"\n") == 2
+    assert reads == []
+
+
+def test_the_series_of_a_long_run_is_read_day_by_day(
+    world: World, sampled: Allocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = spied_reads(monkeypatch, raw_series_module)
+    found = raw_series([sampled.unit_id], [sampled.pk], at(9), END)
+    assert [start for _, start in reads] == [at(9), at(0, day=3)]
+    assert len(found["power_w"]) > 50
+
+
 def test_rollups_are_built_again_from_packed_samples(world: World) -> None:
     maintain_partitions(START)
     unit = units_of(world.hosts["alpha"])[0]
@@ -220,3 +271,30 @@ def test_impossible_values_of_packed_samples_are_cleared(world: World, sampled: 
     assert before["ts"] == after["ts"]
     assert RollupDue.objects.filter(resolution=60, bucket=at(9, 30)).exists()
     assert dict(clear_impossible_values(PACKED_AT))[START].samples == 0
+
+
+def reverse_migration() -> None:
+    """Run the SQL that takes the migration of packed samples back. The transaction of the test undoes it."""
+    migration = importlib.import_module("telemetry.migrations.0043_packed_samples")
+    (operation,) = migration.Migration.operations
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL ROLE NONE")  # the owner of the tables
+        cursor.execute(operation.reverse_sql)
+
+
+def test_the_migration_is_taken_back_only_without_packed_samples(world: World, sampled: Allocation) -> None:
+    pack_samples(PACKED_AT)
+    rows = packed_rows()
+    message = f"telemetry_packedsamples has {rows} rows; allowed: none. Packed samples cannot be unpacked."
+    with pytest.raises(DatabaseError, match=message):
+        reverse_migration()
+    assert packed_rows() == rows
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM telemetry_packedsamples")
+    reverse_migration()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT to_regclass('telemetry_packedsamples'),"
+            " (SELECT count(*) FROM pg_proc WHERE proname LIKE 'telemetry%packed%')"
+        )
+        assert cursor.fetchone() == (None, 0)

@@ -45,6 +45,9 @@ class UtilisationAnswerQuery(StrictSerializer):
     unit = serializers.CharField(max_length=20, required=False, help_text="order of the answer waste")
     waste = serializers.CharField(max_length=20, required=False, help_text="rows of the answer waste")
     step = serializers.CharField(max_length=20, required=False, help_text="step of the answer waste")
+    shown = serializers.CharField(
+        max_length=20, required=False, help_text="all: each row of the answer waste has its trend"
+    )
     host = serializers.CharField(
         max_length=63, required=False, help_text="host-gpus, gpu-hours, gpu-runs and run-samples"
     )

@@ -55,6 +55,33 @@ class ReportAdviceShape(ResponseSerializer):
         return run_report_texts.advice_evidence(advice)
 
 
+class ReportPricedTimeShape(ResponseSerializer):
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    bucket = serializers.CharField(help_text="how the time was used")
+    model = serializers.CharField()
+    seconds = serializers.IntegerField()
+    gpus = serializers.FloatField()
+    gpu_hours = serializers.FloatField()
+    price = serializers.DecimalField(
+        max_digits=18, decimal_places=6, allow_null=True, help_text="of a GPU-hour, with its factors"
+    )
+    charged = serializers.DecimalField(
+        max_digits=18, decimal_places=6, help_text="price x gpus x seconds / 3600; 0 for lost work"
+    )
+    currency = serializers.CharField()
+
+
+class ReportEarlierStartShape(ResponseSerializer):
+    gpus = serializers.IntegerField(help_text="number of GPUs that the report advises")
+    requests = serializers.IntegerField(
+        help_text="number of compared requests in the same pool, in the 4 weeks before the run"
+    )
+    median_seconds = serializers.FloatField(help_text="median of their waits")
+    waited_seconds = serializers.FloatField(help_text="wait of the run")
+    earlier_seconds = serializers.FloatField(help_text="difference of both")
+
+
 def _series_field(help_text: str) -> serializers.ListField:
     """Return a field with one value for each point. Null: not measured, or the unit was not held."""
     return serializers.ListField(child=serializers.FloatField(allow_null=True), help_text=help_text)
@@ -148,6 +175,12 @@ class WorkloadReportShape(ResponseSerializer):
     cost = serializers.SerializerMethodField(help_text="by currency; null: unknown or hidden")
     cost_hidden = serializers.BooleanField(
         help_text="true: you may not see its charges, because it is the work of others"
+    )
+    charge_lines = ReportPricedTimeShape(
+        many=True, source="priced_times", help_text="empty if you may not see its charges"
+    )
+    earlier_start = ReportEarlierStartShape(
+        allow_null=True, help_text="wait of requests for the advised number of GPUs; null: unknown"
     )
     charged_gpu_hours = serializers.FloatField()
     uncharged_gpu_hours = serializers.FloatField(help_text="GPU-hours of lost work, which are not charged")

@@ -15,6 +15,7 @@ from portal import policy
 from portal.reads.utilisation import fleet_map
 from portal.reads.utilisation.figures import key_figures
 from portal.reads.utilisation.query import UtilisationScope
+from portal.reads.utilisation.who_can_change import who_can_change
 from telemetry.reads.live_readings import LiveUnitReading, live_unit_readings
 from telemetry.reads.usage_over_time import default_step, held_over_time, step_edges
 from telemetry.reads.utilisation.heatmap import utilisation_heatmap
@@ -47,11 +48,13 @@ def _waterfall(scope: UtilisationScope) -> Rows:
     before = scope.waterfall_before
     shares = {step.key: step.share for step in before.steps} if before else {}
     whole = 1.0 if fall.gpu_hours else None
-    capacity = ["capacity", fall.gpu_hours, whole, 1.0 if before else None, fall.cost if with_cost else None]
+    cost = fall.cost if with_cost else None
+    capacity = ["capacity", fall.gpu_hours, whole, 1.0 if before else None, cost, None]
+    who = who_can_change(scope)
     steps = [
         [
             *(step.key, step.gpu_hours, step.share, shares.get(step.key, 0.0) if before else None),
-            step.cost if with_cost else None,
+            *(step.cost if with_cost else None, str(who[step.key])),
         ]
         for step in fall.steps
     ]
@@ -63,7 +66,10 @@ def _figures(scope: UtilisationScope) -> Rows:
 
 
 def _waste(scope: UtilisationScope) -> Rows:
-    """Return the rows that the viewer may see by name, with their rank among all rows."""
+    """Return the rows that the viewer may see by name, with their rank among all rows.
+
+    The rows that the page lists have a trend: with the parameter ``shown``, all of them.
+    """
     names = scope.names
     with_cost = policy.sees_owner_cost(scope.viewer)
     found = []
@@ -76,7 +82,7 @@ def _waste(scope: UtilisationScope) -> Rows:
                 [
                     *(rank, name.name, team, name.project, name.person, *hours),
                     *((name.units, row.used_units(name.units)) if name.units else (None, None)),
-                    *(row.busy, row.sm_active, cost),
+                    *(row.busy, row.sm_active, cost, scope.trends.get(row.work)),
                 ]
             )
     return found
@@ -269,11 +275,13 @@ def fleet_rows(scope: UtilisationScope, first: str = "", last: str = "") -> Rows
 
 
 ANSWERS: dict[str, AnswerKind] = {
-    "waterfall": AnswerKind(("bucket", "gpu_hours", "share", "share_before", "cost"), _waterfall),
+    "waterfall": AnswerKind(
+        ("bucket", "gpu_hours", "share", "share_before", "cost", "who_can_change"), _waterfall
+    ),
     "waste": AnswerKind(
         (
             *("rank", "name", "team", "project", "person", *WASTE_STEPS),
-            *("asked_gpus", "used_gpus", "utilisation", "sm_active", "cost"),
+            *("asked_gpus", "used_gpus", "utilisation", "sm_active", "cost", "trend"),
         ),
         _waste,
     ),

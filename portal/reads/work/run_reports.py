@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from portal import policy
 from portal.models import User
 from portal.reads.money import cost_totals
+from portal.reads.work.priced_times import PricedTime, priced_times
 from scheduler.models import Allocation, Run, Workload
 from scheduler.state.states import WorkloadState
 from telemetry.core.amounts import round_amount
@@ -18,9 +19,13 @@ from telemetry.core.currencies import smallest_unit
 from telemetry.core.request_advice import Advice
 from telemetry.core.run_report import UnitReport, busy_at_once, mean_of
 from telemetry.reads.usage_filters import to_gpu_hours
+from telemetry.reads.wait_times import usual_wait
 from telemetry.reports.build import WorkloadReport
 from telemetry.reports.stored import workload_report
 
+# The waits of requests for fewer GPUs in this time before the run are compared, if there are enough.
+COMPARED_WAITS = timedelta(days=28)
+MIN_COMPARED_REQUESTS = 5
 UNCHARGED_BUCKETS = ("preempted", "hardware_lost")
 
 
@@ -56,11 +61,28 @@ class ReportGap:
 
 
 @dataclass(frozen=True)
+class EarlierStart:
+    """The usual wait of requests for the number of GPUs that the report advises, beside that of the run."""
+
+    gpus: int
+    requests: int
+    median_seconds: float
+    waited_seconds: float
+
+    @property
+    def earlier_seconds(self) -> float:
+        """Return how much longer the run waited than half of these requests."""
+        return self.waited_seconds - self.median_seconds
+
+
+@dataclass(frozen=True)
 class RunReportDetails:
     """A workload's report with everything that its page, the API and the command line show.
 
     ``cost`` is the cost that the money pages show for the workload; None means unknown. ``charge_lines`` are
-    its charges by day and bucket. If ``cost_hidden``, the viewer may not see the charges, and both are empty.
+    its charges by day and bucket, and ``priced_times`` has them by time and price. If ``cost_hidden``, the
+    viewer may not see the charges, and all three are empty. ``earlier_start`` is None without advice to ask
+    for fewer GPUs, with few requests to compare with, and if these waited longer than the run.
     ``charged_seconds`` and ``uncharged_seconds`` are slot-seconds, without and of lost work. ``host_seconds``
     is the sum over its runs of the time on their hosts.
     """
@@ -71,12 +93,14 @@ class RunReportDetails:
     gaps: list[ReportGap]
     cost: cost_totals.CurrencySums | None
     charge_lines: list[dict[str, Any]]
+    priced_times: list[PricedTime]
     cost_hidden: bool
     charged_seconds: int
     uncharged_seconds: int
     cpu_seconds: float | None
     memory_peak_mib: int | None
     host_seconds: float
+    earlier_start: EarlierStart | None = None
 
     @property
     def first_wait(self) -> timedelta:
@@ -182,7 +206,7 @@ def run_report(workload: Workload, viewer: User, now: datetime) -> RunReportDeta
     ended = workload.state == WorkloadState.ENDED
     cpu = [run.cpu_seconds for run in runs] if ended else [None]
     memory = [run.memory_peak_mib for run in runs] if ended else [None]
-    return RunReportDetails(
+    details = RunReportDetails(
         workload=workload,
         report=report,
         attempts=attempts,
@@ -192,6 +216,17 @@ def run_report(workload: Workload, viewer: User, now: datetime) -> RunReportDeta
         memory_peak_mib=None if None in memory else max(value for value in memory if value is not None),
         host_seconds=sum(_host_seconds(run, now) for run in runs),
     )
+    return replace(details, earlier_start=_earlier_start(details))
+
+
+def _earlier_start(details: RunReportDetails) -> EarlierStart | None:
+    gpus = next((each.numbers["busy"] for each in details.report.advice if each.code == "fewer_gpus"), 0)
+    usual = usual_wait(details.workload, gpus, COMPARED_WAITS) if gpus else None
+    if usual is None or usual.requests < MIN_COMPARED_REQUESTS:
+        return None
+    waited = details.first_wait.total_seconds()
+    found = EarlierStart(gpus, usual.requests, usual.median_seconds, waited)
+    return found if found.earlier_seconds > 0 else None
 
 
 def _charges(workload: Workload, viewer: User, now: datetime) -> dict[str, Any]:
@@ -203,9 +238,15 @@ def _charges(workload: Workload, viewer: User, now: datetime) -> dict[str, Any]:
         "uncharged_seconds": sum(line["seconds"] for line in lines) - charged,
     }
     if not policy.charge_right(viewer)(workload):
-        return {"cost": None, "charge_lines": [], "cost_hidden": True, **hours}
+        return {"cost": None, "charge_lines": [], "priced_times": [], "cost_hidden": True, **hours}
     costs = cost_totals.workload_costs([workload.pk], now, cost_totals.prices(now))
-    return {"cost": costs.get(workload.pk), "charge_lines": lines, "cost_hidden": False, **hours}
+    return {
+        "cost": costs.get(workload.pk),
+        "charge_lines": lines,
+        "priced_times": priced_times(workload.pk),
+        "cost_hidden": False,
+        **hours,
+    }
 
 
 def _is_lost(line: dict[str, Any]) -> bool:

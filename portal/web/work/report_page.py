@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
@@ -17,6 +17,7 @@ from portal.errors import NotAllowed
 from portal.input_checks import display_value
 from portal.models import User
 from portal.reads.money.charge_scope import charge_scope
+from portal.reads.work.priced_times import PricedTime
 from portal.reads.work.run_reports import ReportAttempt, RunReportDetails, run_report
 from portal.reads.work.workload_details import is_notebook
 from portal.web.components.quantities import data_size, grouped, money_sums, percent, short_duration
@@ -24,7 +25,7 @@ from portal.web.page.access import InvalidAddress, current_user, sign_in_require
 from portal.web.page.csv_export import csv_response
 from portal.web.page.organisation import current_currency
 from portal.web.work import use_charts, workload_text
-from portal.web.work.charge_table import charge_table
+from portal.web.work.charge_table import charge_table, price_table
 from portal.web.work.workload_actions import get_workload_or_404
 from portal.wording import reason_texts, run_report_texts, state_labels
 from portal.wording.chargeback import charge_scope_texts
@@ -48,6 +49,9 @@ GPU_CSV_COLUMNS = (
     "energy_kwh",
 )
 CHARGE_CSV_COLUMNS = ("day", "bucket", "model", "corrected_month", "gpu_hours", "charged", "currency")
+PRICE_CSV_COLUMNS = (
+    *("start", "end", "bucket", "model", "seconds", "gpus", "gpu_hours", "price", "charged", "currency"),
+)
 MAX_UNIT_DIGITS = 5
 GPU_COLUMNS = (
     ("GPU", False),
@@ -78,7 +82,8 @@ def report(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
     }
     if details is not None:
         chosen = _chosen_unit(details, request.GET.get("gpu", ""))
-        context |= _report_context(details, user, current_currency(request), chosen)
+        page_url = request.build_absolute_uri(request.path)
+        context |= _report_context(details, user, current_currency(request), chosen, page_url)
     return render(request, "work/report.html" if details else "work/report_none.html", context)
 
 
@@ -118,7 +123,7 @@ def _unit_menu(details: RunReportDetails, chosen: int | None) -> dict[str, Any] 
 
 
 def _report_context(
-    details: RunReportDetails, user: User, currency: str, chosen: int | None
+    details: RunReportDetails, user: User, currency: str, chosen: int | None, page_url: str
 ) -> dict[str, Any]:
     csv_url = reverse("workload-report-csv", args=[details.workload.public_id])
     return {
@@ -126,6 +131,8 @@ def _report_context(
         "where": _where(details),
         "status": _status(details),
         "advice": _advice(details),
+        "earlier_start": _earlier_start(details),
+        "message": _message(details, user, page_url),
         "advised_url": _advised_url(details),
         "no_advice": _no_advice(details),
         "readings": _readings(details),
@@ -143,6 +150,9 @@ def _report_context(
         "cost_hidden": charge_scope_texts.HIDDEN_COSTS if details.cost_hidden else "",
         "cost_table": charge_table(details.charge_lines, currency),
         "charges_csv": f"{csv_url}?table=charges",
+        "price_table": price_table(details.priced_times),
+        "price_note": run_report_pages.PRICES_FINDING,
+        "prices_csv": f"{csv_url}?table=prices",
     }
 
 
@@ -156,7 +166,7 @@ def report_csv(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBase:
         raise InvalidAddress(
             run_report_pages.TABLE_PARAMETER.format(given=display_value(name), allowed=", ".join(CSV_FILES))
         )
-    if name == "charges" and details is not None and details.cost_hidden:
+    if name in ("charges", "prices") and details is not None and details.cost_hidden:
         raise NotAllowed(charge_scope_texts.HIDDEN_COSTS)
     head, rows_of = CSV_FILES[name]
     return csv_response(f"report-{name}-{public_id}.csv", head, rows_of(details) if details else ())
@@ -197,6 +207,28 @@ def _advice(details: RunReportDetails) -> list[dict[str, str]]:
         }
         for advice in details.report.advice
     ]
+
+
+def _earlier_start(details: RunReportDetails) -> str:
+    """Return the sentences about an earlier start with fewer GPUs; "" if it is not known."""
+    earlier = details.earlier_start
+    if earlier is None:
+        return ""
+    numbers = (earlier.requests, earlier.gpus, earlier.median_seconds, earlier.waited_seconds)
+    return run_report_texts.earlier_start_text(*numbers)
+
+
+def _message(details: RunReportDetails, user: User, page_url: str) -> dict[str, str] | None:
+    """Return the label and the address of a message to the owner; None if there is none."""
+    owner, name = details.workload.owner, details.workload.name
+    if owner == user or not owner.email:
+        return None
+    subject = quote(run_report_texts.MAIL_SUBJECT.format(name=name))
+    body = quote(run_report_texts.report_mail(name, details.report.advice, page_url))
+    return {
+        "label": run_report_pages.MESSAGE.format(owner=owner.get_username()),
+        "url": f"mailto:{quote(owner.email)}?subject={subject}&body={body}",
+    }
 
 
 def _advised_url(details: RunReportDetails) -> str:
@@ -320,6 +352,21 @@ def _charge_csv_row(line: dict[str, Any]) -> list[Any]:
     ]
 
 
+def _price_csv_row(time: PricedTime) -> list[Any]:
+    return [
+        time.start.isoformat(),
+        time.end.isoformat(),
+        time.bucket,
+        time.model,
+        time.seconds,
+        time.gpus,
+        time.gpu_hours,
+        time.price,
+        time.charged,
+        time.currency,
+    ]
+
+
 def _events(details: RunReportDetails, user: User) -> list[dict[str, Any]]:
     """Return what happened to the workload, in order of time."""
     workload = details.workload
@@ -431,6 +478,7 @@ CSV_FILES: dict[str, tuple[Sequence[str], Callable[[RunReportDetails], Iterable[
     "hosts": (use_charts.HOST_CSV_COLUMNS, lambda details: use_charts.host_csv_rows(details.report)),
     "gpus": (GPU_CSV_COLUMNS, lambda details: map(_gpu_csv_row, details.report.units)),
     "charges": (CHARGE_CSV_COLUMNS, lambda details: map(_charge_csv_row, details.charge_lines)),
+    "prices": (PRICE_CSV_COLUMNS, lambda details: map(_price_csv_row, details.priced_times)),
 }
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from telemetry.capacity.recorded import MAX_REQUESTS
+
 EACH_MODEL = "each model"
 WAIT_HELP = "19 of 20 requests should start within this time, such as 1 h."
 REQUESTED = "The study of {pool} has been requested. It runs in the background; you can leave this page."
@@ -64,8 +66,9 @@ def study_notes(facts: Mapping[str, Any], start: datetime, end: datetime) -> lis
     ]
     if facts["requests_of_period"] > facts["requests"] + facts["never_started"]:
         notes.append(
-            f"The quarter has {facts['requests_of_period']:,} requests, which is too many for a replay, "
-            f"so only its last {days:,} days were replayed."
+            f"The quarter has {facts['requests_of_period']:,} requests; a replay takes at most "
+            f"{MAX_REQUESTS:,}. So only the last {days:,} days of the quarter were replayed: the sizes fit "
+            "the demand of these days."
         )
     if facts["never_started"]:
         notes.append(

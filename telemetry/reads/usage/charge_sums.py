@@ -1,4 +1,7 @@
-"""Sum the charge lines of a period for all charts of a page, with one query."""
+"""Sum the charges of a period for all charts of a page, with one query.
+
+Charge lines are summed for a short period. For a long one, the sums that the ledger keeps are read.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,18 @@ from typing import Any, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connection
-from django.db.models import BigIntegerField, Case, DateTimeField, F, Q, QuerySet, Sum, Value, When
+from django.db.models import Case, F, Q, QuerySet, Sum, Value, When
 
 from telemetry.core.amounts import ZERO
 from telemetry.models import Charge
+from telemetry.reads.usage.kept_charges import (
+    KEPT_COLUMNS,
+    NO_RESERVATION,
+    NO_TIME,
+    kept_period,
+    kept_sums,
+    months_with_new_sums,
+)
 from telemetry.reads.usage_filters import UsageFilters
 
 # dimension -> the column of charge lines
@@ -58,15 +69,24 @@ def shared_dimensions(filters: UsageFilters) -> tuple[str, ...]:
 
 
 def charge_sums(periods: Sequence[UsageFilters], dimensions: Collection[str]) -> list[list[ChargeSums]]:
-    """Return for each period the sums of its lines by bucket and ``dimensions``. Runs one query.
+    """Return for each period the sums of its charges by bucket and ``dimensions``.
 
-    Of a line that crosses an edge of the period, only the part inside the period counts.
+    Of a line that crosses an edge of the period, only the part inside the period counts. Runs one query, and
+    one more if a period is long and the sums by ``dimensions`` are kept.
     """
-    parts = [
-        query
-        for number, filters in enumerate(periods)
-        for query in (_inside(number, filters, dimensions), _crossing(number, filters, dimensions))
-    ]
+    has_kept = any(filters.is_long for filters in periods) and set(dimensions) <= set(KEPT_COLUMNS)
+    changed = months_with_new_sums() if has_kept else set()
+    parts = []
+    for number, filters in enumerate(periods):
+        lines = filters.charges()
+        if filters.is_long and has_kept:
+            kept = kept_period(filters.start, filters.end, changed)
+            parts += kept_sums(number, filters, kept, dimensions)
+            lines = lines.filter(kept.edge_lines())
+        parts += [
+            _inside(number, lines, filters, dimensions),
+            _crossing(number, lines, filters, dimensions),
+        ]
     found: list[list[ChargeSums]] = [[] for _ in periods]
     try:
         sql, values = parts[0].union(*parts[1:], all=True).query.sql_with_params()
@@ -101,25 +121,25 @@ def _sums(filters: UsageFilters, dimensions: Collection[str], row: list[Any]) ->
     )
 
 
-def _inside(number: int, filters: UsageFilters, dimensions: Collection[str]) -> Any:
+def _inside(number: int, lines: QuerySet[Charge], filters: UsageFilters, dimensions: Collection[str]) -> Any:
     """Return the sums of the lines that lie in the period."""
     is_priced = Q(price__currency=filters.currency)
-    lines = filters.charges().filter(_is_whole(filters))
-    return _grouped(number, lines, filters, dimensions).annotate(
+    return _grouped(number, lines.filter(_is_whole(filters)), filters, dimensions).annotate(
         seconds_sum=Sum("slot_seconds"),
         cost_sum=filters.sum_of("cost"),
         charged_sum=filters.sum_of("charged"),
         priced_sum=Sum("slot_seconds", filter=is_priced),
-        first=_NO_TIME,
-        last=_NO_TIME,
+        first=NO_TIME,
+        last=NO_TIME,
     )
 
 
-def _crossing(number: int, filters: UsageFilters, dimensions: Collection[str]) -> Any:
+def _crossing(
+    number: int, lines: QuerySet[Charge], filters: UsageFilters, dimensions: Collection[str]
+) -> Any:
     """Return the single lines that cross an edge of the period."""
     is_priced = Q(price__currency=filters.currency)
-    lines = filters.charges().exclude(_is_whole(filters))
-    return _grouped(number, lines, filters, dimensions).annotate(
+    return _grouped(number, lines.exclude(_is_whole(filters)), filters, dimensions).annotate(
         seconds_sum=F("slot_seconds"),
         cost_sum=Case(When(is_priced, then=F("cost")), default=Value(ZERO)),
         charged_sum=Case(When(is_priced, then=F("charged")), default=Value(ZERO)),
@@ -133,15 +153,11 @@ def _is_whole(filters: UsageFilters) -> Q:
     return Q(start__gte=filters.start, end__lte=filters.end)
 
 
-_NO_TIME = Value(None, output_field=DateTimeField())
-
-
 def _grouped(number: int, lines: QuerySet[Charge], filters: UsageFilters, dimensions: Collection[str]) -> Any:
-    no_reservation = Value(None, output_field=BigIntegerField())
     is_reserved = Q(workload=None, reservation__isnull=False)
     marked = lines.select_related(None).annotate(
         number=Value(number),
-        of_reservation=no_reservation if filters.is_long else F("reservation"),
+        of_reservation=NO_RESERVATION if filters.is_long else F("reservation"),
         is_reserved=Case(When(is_reserved, then=Value(True)), default=Value(False)),
     )
     columns = [CHARGE_COLUMNS[name] for name in dimensions]

@@ -20,8 +20,6 @@ WASTE_STEPS = ("empty", "idle", "inefficient", "reserved_unused")
 RANKINGS = ("user", "project", "workload")
 TREND_POINTS = 8
 NOBODY = WorkKey()
-# A trend reads the use of each hour by workload, so long periods have none.
-MAX_TREND_HOURS = 31 * 24
 
 
 @dataclass(frozen=True)
@@ -185,11 +183,8 @@ def waste_trends(
 ) -> dict[WorkKey, list[float | None]]:
     """Return the empty, idle and inefficient GPU-hours of TREND_POINTS equal parts of the period, by work.
 
-    A point is None where no activity is known. Works without a known point are left out. The result is empty
-    for a period over MAX_TREND_HOURS.
+    A point is None where no activity is known. Works without a known point are left out.
     """
-    if reads.filters.hours > MAX_TREND_HOURS:
-        return {}
     work_of = {getattr(work, ranking): work for work in works if getattr(work, ranking)}
     found: dict[WorkKey, list[float | None]] = defaultdict(lambda: [None] * TREND_POINTS)
     for key, point, slot_seconds in reads.wasted_parts(ranking, list(work_of), TREND_POINTS):

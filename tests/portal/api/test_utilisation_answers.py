@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
+import io
 from collections.abc import Callable
 from html import escape, unescape
 from pathlib import Path
@@ -25,6 +27,7 @@ from telemetry.models import Rollup, Sample
 from telemetry.money.charges import charge_all_gpus
 from telemetry.reads.utilisation import fleet_map as fleet_reads
 from telemetry.reads.utilisation.raw_series import RAW_READINGS
+from telemetry.reads.utilisation.waste import TREND_POINTS, WASTE_STEPS
 from tests.portal.web.test_manage_money_pages import signed_in
 from tests.telemetry.rows import at, hold, rates, workload
 from tests.telemetry.test_selectors import create_hour_of_use
@@ -34,6 +37,7 @@ __all__ = ["rates"]
 pytestmark = pytest.mark.django_db
 PERIOD = {"start": at(0).isoformat(), "end": at(0, day=3).isoformat()}
 PAGE_PERIOD = {"start": "2026-03-02", "end": "2026-03-03"}
+WEEKS_52 = dt.timedelta(weeks=52)
 Ask = Callable[..., Any]
 
 
@@ -114,10 +118,54 @@ def test_an_answer_has_the_compared_period_and_the_tiles_of_the_page(used: World
     levels = {row["start"][11:13]: row for row in ask(used.operator, "levels", **later).json()["rows"]}
     assert levels["09"]["held_gpus_before"] == 2.0 and levels["12"]["held_gpus_before"] == 0.0
     assert levels["09"]["capacity_gpus"] == Gpu.objects.count() and levels["09"]["guaranteed_gpus"] > 0
+    year = {"start": (at(0) + WEEKS_52).isoformat(), "end": (at(0, day=3) + WEEKS_52).isoformat()}
+    a_year_ago = ask(used.operator, "figures", compare="52w", **year).json()["rows"]
+    found = {row["figure"]: row["value_before"] for row in a_year_ago}
+    assert found["productive_share"] == pytest.approx(rows["productive_share"]["value"])
+    days = {"start": (at(0) + WEEKS_52 - dt.timedelta(days=90)).isoformat(), "end": year["end"]}
+    long = ask(used.operator, "waterfall", compare="52w", **days).json()["rows"]
+    assert next(row for row in long if row["bucket"] == "productive")["share_before"] > 0
     off = ask(used.operator, "waterfall", compare="off", **later).json()["rows"]
     assert {row["share_before"] for row in off} == {None}
     refused = ask(used.operator, "waterfall", compare="ever")
     assert "compare is 'ever'; allowed: before, 4w, 52w, off" in refused.json()["errors"][0]["message"]
+
+
+def test_the_waterfall_says_who_can_change_each_step_as_on_the_page(used: World, ask: Ask) -> None:
+    charge_all_gpus(at(0, day=4))
+    page = signed_in(used.operator).get(reverse("utilisation"), PAGE_PERIOD)
+    shown = {
+        row["key"]: ", ".join(each["text"] for each in row["who"]) or row["who_text"]
+        for row in page.context["waterfall"]["rows"]
+    }
+    assert used.vision.member.username in shown["idle"] and shown["unallocated"] == "operators: quotas"
+    rows = ask(used.operator, "waterfall").json()["rows"]
+    found = {row["bucket"]: row["who_can_change"] for row in rows}
+    assert found == {"capacity": None, **shown}
+    other = ask(used.people["other team"], "waterfall").json()["rows"]
+    assert all(used.vision.member.username not in (row["who_can_change"] or "") for row in other)
+
+
+def test_the_waste_has_the_trend_that_the_page_draws(used: World, ask: Ask) -> None:
+    charge_all_gpus(at(0, day=4))
+    rows = ask(used.operator, "waste", waste="person").json()["rows"]
+    trends = {row["name"]: row["trend"] for row in rows}
+    trend = trends[used.vision.member.username]
+    wasted = sum(row[step] for row in rows for step in WASTE_STEPS if row["name"] in trends)
+    assert len(trend) == TREND_POINTS and 0 < sum(point or 0.0 for point in trend) <= wasted
+    url = reverse("utilisation-csv", args=["waste"])
+    answer = signed_in(used.operator).get(url, {**PAGE_PERIOD, "waste": "person"})
+    lines = list(csv.DictReader(io.StringIO(b"".join(answer).decode("utf-8-sig"))))
+    cell = next(line["trend"] for line in lines if line["name"] == used.vision.member.username)
+    assert [None if part == "" else float(part) for part in cell.split(";")] == pytest.approx(
+        trend, abs=0.001
+    )
+    mocked = mock.patch("portal.reads.utilisation.query.LISTED_ROWS", 1)
+    with mocked:
+        few = [row["trend"] for row in ask(used.operator, "waste", waste="person").json()["rows"]]
+        assert [each is not None for each in few] == [True, False]
+        every = ask(used.operator, "waste", waste="person", shown="all").json()["rows"]
+        assert all(row["trend"] for row in every)
 
 
 @pytest.mark.parametrize(

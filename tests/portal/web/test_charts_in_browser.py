@@ -138,13 +138,26 @@ def test_a_page_without_the_library_shows_the_tables(page: Page) -> None:
     expect(panel(page, "use-over-time").get_by_role("table")).to_be_visible()
 
 
-def test_a_swipe_on_a_touch_screen_does_not_zoom(
+def test_a_swipe_on_a_touch_screen_scrolls_the_page_and_does_not_zoom(
     world: World, charged: Workload, live_server: Any, browser: Browser
 ) -> None:
     phone = sign_in(browser, live_server, world.operator.username, has_touch=True, is_mobile=True)
     phone.goto(f"{live_server.url}{reverse('utilisation')}?{JANUARY}")
+    phone.set_viewport_size({"width": 390, "height": 844})
     chart = drawn(phone, "use-over-time")
     assert chart.evaluate("place => place.layout.dragmode") is False
+    before = chart.evaluate("place => [...place.layout.xaxis.range]")
+    address, place = phone.url, phone.evaluate("scrollY")
+    box = chart.bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    touch = phone.context.new_cdp_session(phone)
+    for number in range(11):
+        kind, point = "touchMove" if number else "touchStart", {"x": x, "y": y - 20 * number}
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [point]})
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    phone.wait_for_function("place => scrollY > place + 100", arg=place)
+    assert chart.evaluate("place => [...place.layout.xaxis.range]") == before and phone.url == address
 
 
 @pytest.mark.long

@@ -11,34 +11,37 @@ from datetime import timedelta
 from decimal import Decimal
 from html import unescape
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from django.urls import reverse
 from rest_framework.test import APIClient
 
-from portal.models import NoticeMark, Notification
+from portal.models import NoticeMark, Notification, User
 from portal.notices import delivery
 from portal.reads.money.cost_totals import prices, workload_costs
-from portal.reads.work.run_reports import ReportGap, RunReportDetails, run_report
+from portal.reads.work.priced_times import priced_times
+from portal.reads.work.run_reports import EarlierStart, ReportGap, RunReportDetails, run_report
 from portal.web.work import use_charts
 from portal.wording import notice_texts, run_report_texts
 from portal.wording.chargeback.charge_scope_texts import HIDDEN_COSTS
 from portal.wording.pages import run_report_pages
 from scheduler.models import Run, Workload
 from telemetry.core.run_report import SERIES
-from telemetry.models import RunReport
+from telemetry.models import Charge, RunReport
 from telemetry.money.charges import charge_all_gpus
 from telemetry.reads.chargeback import charges_by
 from telemetry.reports import stored
 from telemetry.rollups.roll_up import roll_up_due_buckets
 from tests.portal.web.work_samples import signed_in
-from tests.telemetry.rows import at, begin_charges_at, rates, workload
+from tests.telemetry.rows import at, begin_charges_at, hold, rates, workload
 from tests.telemetry.test_rollups import write_samples
 from tests.telemetry.test_run_reports import forget_rollups, held_workload
 from tests.world import World, units_of, world_fixture
 
 __all__ = ["rates"]
 pytestmark = pytest.mark.django_db
+HOUR = timedelta(hours=1)
 
 
 def write_ran(world: World) -> Workload:
@@ -358,3 +361,108 @@ def test_the_notice_of_the_end_links_to_the_report(rates: World, ran: Workload) 
     client.force_authenticate(rates.vision.member)
     found = {row["kind"]: row["report"] for row in client.get("/api/v1/notifications/").json()["results"]}
     assert found == {"ended": f"/api/v1/workloads/{ran.public_id}/report/", "started": None}
+
+
+def test_each_charge_line_is_price_times_gpus_times_seconds(rates: World, ran: Workload) -> None:
+    times = details_of(ran).priced_times
+    assert [(time.start, time.end) for time in times if time.bucket == "used"][-1] == (at(10, 30), at(11))
+    assert {time.gpus for time in times} == {4.0}
+    for time in times:
+        price = time.price if time.bucket == "used" else Decimal(0)
+        assert price is not None
+        exact = price * Decimal(time.gpus) * time.seconds / 3600
+        assert time.charged == pytest.approx(exact, abs=Decimal("0.0001"))
+    charged = sum(time.charged for time in times)
+    assert details_of(ran).cost == {"EUR": pytest.approx(charged, abs=Decimal("0.01"))}
+    assert sum(time.slot_seconds for time in times) == 840 * 4 * 5_400
+    page = unescape(page_of(rates, ran).content.decode())
+    assert run_report_pages.PRICES_FINDING in page and "02 Mar 10:30:00" in page
+    rows = csv_of(rates, ran, "prices")
+    assert [Decimal(row["charged"]) for row in rows] == [time.charged for time in times]
+    lines = signed_in(ran.owner).get(f"/api/v1/workloads/{ran.public_id}/report/").json()["charge_lines"]
+    assert [(line["seconds"], line["gpus"]) for line in lines] == [(time.seconds, 4.0) for time in times]
+
+
+def test_a_corrected_charge_line_is_replaced_and_not_counted_twice(rates: World, ran: Workload) -> None:
+    before = details_of(ran).priced_times
+    line = Charge.objects.filter(workload=ran, reversal=False).order_by("start").first()
+    assert line is not None
+    reversal = Charge.objects.get(pk=line.pk)
+    reversal.pk, reversal.reversal, reversal.corrects = None, True, line
+    reversal.slots, reversal.slot_seconds = -line.slots, -line.slot_seconds
+    reversal.cost, reversal.charged = -line.cost, -line.charged
+    reversal.save(force_insert=True)
+    after = priced_times(ran.pk)
+    lost = sum(time.slot_seconds for time in before) - sum(time.slot_seconds for time in after)
+    assert lost == line.slot_seconds
+
+
+@pytest.mark.parametrize("role", ["team mate", "operator"])
+def test_the_charge_lines_are_hidden_from_people_who_do_not_see_the_charges(
+    rates: World, ran: Workload, role: str
+) -> None:
+    client = signed_in(rates.people[role])
+    assert run_report_pages.PRICES_FINDING not in unescape(page_of(rates, ran, role).content.decode())
+    assert client.get(f"/api/v1/workloads/{ran.public_id}/report/").json()["charge_lines"] == []
+    url = reverse("workload-report-csv", args=[ran.public_id])
+    assert client.get(url, {"table": "prices"}).status_code == 403
+
+
+def test_the_report_compares_the_wait_with_that_of_requests_for_fewer_gpus(
+    rates: World, ran: Workload
+) -> None:
+    unit = units_of(rates.hosts["beta"])[0]
+    for day in range(1, 7):
+        start = at(8) - timedelta(days=day)
+        hold(
+            workload(rates, rates.vision, submitted_at=start),
+            unit,
+            start + timedelta(minutes=1),
+            start + HOUR,
+        )
+    others = [
+        {"submitted_at": at(8) - timedelta(days=60)},  # too long ago
+        {"submitted_at": at(8) - timedelta(days=8), "not_before": at(8)},
+        {"submitted_at": at(8) - timedelta(days=9), "units": 2},
+        {"submitted_at": at(8) - timedelta(days=10), "models_wanted": ["A100 80GB"]},
+    ]
+    for fields in others:
+        start = fields["submitted_at"]
+        work = workload(rates, rates.vision, **fields)
+        hold(work, unit, start + timedelta(minutes=4), start + HOUR)
+    earlier = details_of(ran).earlier_start
+    assert earlier == EarlierStart(gpus=1, requests=6, median_seconds=60.0, waited_seconds=300.0)
+    sentence = (
+        "In the 4 weeks before, 6 requests for 1 GPU in this pool waited 1 minute (median). "
+        "This run waited 5 minutes, so it might have started 4 minutes earlier."
+    )
+    assert sentence in unescape(page_of(rates, ran).content.decode())
+    answer = signed_in(ran.owner).get(f"/api/v1/workloads/{ran.public_id}/report/").json()
+    assert answer["earlier_start"]["earlier_seconds"] == 240.0
+    Workload.objects.filter(submitted_at__lt=at(0) - timedelta(days=4)).update(submitted_at=at(0, day=5))
+    assert details_of(ran).earlier_start is None  # four requests are too few
+
+
+def test_requests_for_fewer_gpus_that_waited_longer_promise_no_earlier_start(
+    rates: World, ran: Workload
+) -> None:
+    unit = units_of(rates.hosts["beta"])[0]
+    for day in range(1, 7):
+        start = at(8) - timedelta(days=day)
+        work = workload(rates, rates.vision, submitted_at=start)
+        hold(work, unit, start + timedelta(minutes=6), start + HOUR)
+    assert details_of(ran).earlier_start is None
+
+
+def test_other_people_can_write_to_the_owner_about_the_report(rates: World, ran: Workload) -> None:
+    User.objects.filter(pk=ran.owner_id).update(email="one@example.org")
+    for role, has_message in (("lead", True), ("operator", True), ("member", False)):
+        message = page_of(rates, ran, role).context["message"]
+        assert (message is not None) == has_message, role
+    assert message is None
+    url = unquote(page_of(rates, ran, "lead").context["message"]["url"])
+    assert url.startswith(f"mailto:one@example.org?subject=Report of {ran.name}&body=Your run {ran.name} has")
+    assert "- Ask for 1 GPU instead of 4. At most 1 of 4 GPUs" in url
+    assert url.endswith(reverse("workload-report", args=[ran.public_id]))
+    User.objects.filter(pk=ran.owner_id).update(email="")
+    assert page_of(rates, ran, "lead").context["message"] is None

@@ -89,7 +89,15 @@ def utilisation_csv(request: HttpRequest, chart: str) -> HttpResponseBase:
     if chart not in ANSWERS:
         raise InvalidAddress(money_pages.CHART_UNKNOWN.format(given=chart[:30], allowed=", ".join(ANSWERS)))
     query = utilisation_query(request)
-    return csv_response(f"{chart}.csv", ANSWERS[chart].columns, ANSWERS[chart].rows(query))
+    rows = (map(_cell, row) for row in ANSWERS[chart].rows(query))
+    return csv_response(f"{chart}.csv", ANSWERS[chart].columns, map(list, rows))
+
+
+def _cell(value: Any) -> Any:
+    """Return the cell of a value. The points of a trend are joined by semicolons; an unknown one is empty."""
+    if not isinstance(value, list):
+        return value
+    return ";".join("" if point is None else f"{point:.3f}" for point in value)
 
 
 def utilisation_query(request: HttpRequest, given: Mapping[str, str] | None = None) -> UtilisationQuery:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from django.urls import reverse
 
 from portal import policy
-from portal.models import User
-from portal.reads.fleet import utilisation as reads
 from portal.reads.utilisation.query import rankings_of
+from portal.reads.utilisation.who_can_change import who_can_change
 from portal.web.components.quantities import amount, grouped, percent
 from portal.web.money.utilisation.query import UtilisationQuery
 from portal.web.money.utilisation.table_images import STEP_COLOURS, waterfall_image
 from portal.wording.pages.money import money_pages, utilisation_texts
 from portal.wording.utilisation import findings
 from telemetry.reads.utilisation.waste import WASTE_STEPS
-from telemetry.reads.waterfall import WorkPart
 
 # A higher share of these steps is worse; of "productive" it is better. Of the others, nobody can say.
 WORSE_IF_MORE = {"unhealthy", "lost", "unmeasured", *WASTE_STEPS}
-MAX_NAMES = 2
 
 
 def waterfall_table(query: UtilisationQuery) -> dict[str, Any]:
@@ -50,8 +46,8 @@ def waterfall_table(query: UtilisationQuery) -> dict[str, Any]:
                 "share": percent(step.share, 1),
                 "cost": amount(step.cost, query.currency) if with_cost else "",
                 "delta": delta(step.key, step.share, shares_before),
-                "who": who.get(step.key, []),
-                "who_text": "" if who.get(step.key) else _who_text(step.key, fall.parts),
+                "who": who[step.key][0],
+                "who_text": who[step.key][1],
             }
         )
     return {
@@ -91,53 +87,14 @@ def change_delta(change: float, better: str, text: Callable[[float], str], small
     return {"direction": direction, "tone": tone, "text": text(abs(change))}
 
 
-def _who(query: UtilisationQuery) -> dict[str, list[dict[str, str]]]:
-    """Return links to the hosts or the people with most time in each step, as far as the viewer sees them."""
-    out_of_service = any(part.key in reads.OUT_OF_SERVICE for part in query.waterfall.parts)
-    hosts_of = reads.hosts_out_of_service(query.viewer, query.filters) if out_of_service else {}
-    found: dict[str, list[dict[str, str]]] = {
-        bucket: [{"text": host, "url": reverse("host", args=[host])} for host in hosts[:MAX_NAMES]]
-        for bucket, hosts in hosts_of.items()
-    }
-    named = policy.teams_whose_waste_is_named(query.viewer)
-    firsts = _people_with_most_waste(query)
-    wanted = {user for first in firsts.values() for user in first}
-    people = {work.user: name.person for work, name in query.listed_names.items() if work.user in wanted}
-    # Viewers who see all names have read most of these already.
-    if named is not None or not wanted <= set(people):
-        people = _people(query.viewer, wanted, named)
-    for key, first in firsts.items():
-        found[key] = [
-            {"text": people[user], "url": query.address(person=people[user], step=key) + "#league"}
-            for user in first
-            if user in people
+def _who(query: UtilisationQuery) -> dict[str, tuple[list[dict[str, str]], str]]:
+    """Return by step the links to the hosts or the people who can change it, and the text without names."""
+    found = {}
+    for key, each in who_can_change(query).items():
+        hosts = [{"text": host, "url": reverse("host", args=[host])} for host in each.hosts]
+        people = [
+            {"text": person, "url": query.address(person=person, step=key) + "#league"}
+            for person in each.people
         ]
+        found[key] = (hosts + people, "" if each.names else each.text)
     return found
-
-
-def _people_with_most_waste(query: UtilisationQuery) -> dict[str, list[int]]:
-    """Return by step the ids of the people with most wasted time in it, most first."""
-    hours: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for part in query.waterfall.parts:
-        if part.key in WASTE_STEPS and part.work.user:
-            hours[part.key][part.work.user] += part.slot_seconds
-    return {
-        key: sorted(users, key=lambda user: (-users[user], user))[:MAX_NAMES] for key, users in hours.items()
-    }
-
-
-def _people(viewer: User, users: set[int], named_teams: list[int] | None) -> dict[int, str]:
-    """Return the names of the people whose waste the viewer may see by name."""
-    rows = policy.visible_users(viewer).filter(pk__in=users)
-    if named_teams is not None:
-        led = rows.filter(memberships__team__in=named_teams).values("pk")
-        rows = rows.filter(pk__in=[viewer.pk, *led.values_list("pk", flat=True)])
-    return dict(rows.values_list("pk", "username"))
-
-
-def _who_text(key: str, parts: list[WorkPart]) -> str:
-    if key in WASTE_STEPS:
-        count = len({part.work.user for part in parts if part.key == key and part.slot_seconds > 0})
-        return utilisation_texts.WHO_COUNT.format(count=count) if count else ""
-    count = len({part.work.workload for part in parts if part.key == key})
-    return utilisation_texts.WHO[key].format(count=count)

@@ -85,7 +85,7 @@ NO_OWN_RANK = "Nothing of yours was wasted."
 NO_WASTE = "Nothing was held and wasted in this period."
 WASTE_FOOTER = (
     "Utilisation and SM: means of the time in which they are known. Trend: empty, idle and inefficient hours "
-    "in equal parts of the period, for periods up to 31 days. People see their own rows; leads see the names "
+    "in equal parts of the period. People see their own rows; leads see the names "
     "of their teams."
 )
 WATERFALL_FOOTER = "Each second of each GPU is in one row; the rows sum to the capacity. Coverage {coverage}."

@@ -1,0 +1,1 @@
+"""Write Parquet files row group by row group."""
