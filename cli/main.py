@@ -18,6 +18,7 @@ from cli.commands import (
     jobs,
     maintenance,
     notebooks,
+    people,
     queue,
     quotas,
     removal,
@@ -55,6 +56,7 @@ COMMAND_MODULES = (
     exports,
     statements,
     telemetry,
+    people,
     account,
 )  # imported because each module adds its commands to ``cli``
 

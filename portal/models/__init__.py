@@ -3,6 +3,7 @@
 from portal.models.accounts import ApiToken, Membership, Organisation, User
 from portal.models.audit import AuditEvent
 from portal.models.notices import NoticeMark, Notification, ToldStart
+from portal.models.sign_ins import SetupCode, TokenAddress
 from portal.models.submissions import SUBMISSION_TRANSITIONS, Approval, Submission, SubmissionState, Template
 from portal.models.workspaces import (
     EntryCode,
@@ -21,9 +22,11 @@ __all__ = [
     "Notification",
     "Organisation",
     "SUBMISSION_TRANSITIONS",
+    "SetupCode",
     "Submission",
     "SubmissionState",
     "Template",
+    "TokenAddress",
     "ToldStart",
     "User",
     "WorkspaceOrigin",
