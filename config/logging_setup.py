@@ -37,7 +37,11 @@ def configure_logging(level: str, log_format: str) -> None:
                     "foreign_pre_chain": shared,
                     "processors": [
                         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                        *([structlog.processors.format_exc_info, hide_secrets] if log_format == "json" else []),
+                        *(
+                            [structlog.processors.format_exc_info, hide_secrets]
+                            if log_format == "json"
+                            else []
+                        ),
                         renderer,
                     ],
                 }

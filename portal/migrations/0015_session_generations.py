@@ -45,7 +45,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             "TokenAddress",
             [
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 (
                     "address",
                     models.CharField(

@@ -57,7 +57,8 @@ class User(AbstractUser):
         choices=[("system", "as the system"), ("light", "light"), ("dark", "dark")],
     )
     session_generation = models.PositiveIntegerField(
-        default=0, help_text="a session, an entry code or a workspace session of an older generation is refused"
+        default=0,
+        help_text="a session, an entry code or a workspace session of an older generation is refused",
     )
 
     @property

@@ -25,7 +25,9 @@ class TokenAddress(models.Model):
     """A network address from which an API token was used. The first use from an address is audited."""
 
     token = models.ForeignKey(ApiToken, on_delete=models.CASCADE, related_name="addresses")
-    address = models.CharField(max_length=45, help_text="IPv4 address, or the first 64 bits of an IPv6 address")
+    address = models.CharField(
+        max_length=45, help_text="IPv4 address, or the first 64 bits of an IPv6 address"
+    )
     first_used_at = models.DateTimeField()
     last_used_at = models.DateTimeField()
 

@@ -30,8 +30,8 @@ def counters_of_attempt(request: HttpRequest, login: str, accounts: Sequence[Use
     """Return the counters of an attempt.
 
     An account has one counter for each address, whether its name or its e-mail address is given. A browser in
-    which the person has signed in before has a counter of its own. Unknown names are counted like accounts, so
-    that nobody learns from the delays which names exist.
+    which the person has signed in before has a counter of its own. Unknown names are counted like accounts,
+    so that nobody learns from the delays which names exist.
     """
     network = client_of(request).network
     if not accounts:

@@ -65,8 +65,8 @@ ACCOUNT_VERBS = {
     ),
     "reset_second_factor": AccountVerb(
         "Reset the second factor of {}?",
-        f"The authenticator app and the recovery codes become invalid. {ALL_SESSIONS} The person then signs in "
-        "with the password alone, until they set up a new second factor.",
+        f"The authenticator app and the recovery codes become invalid. {ALL_SESSIONS} The person then signs "
+        "in with the password alone, until they set up a new second factor.",
         "Reset the second factor",
         "The second factor of {} is removed.",
     ),

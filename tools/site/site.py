@@ -190,7 +190,10 @@ class Site:
         ]
 
     def start_making_setup_code(self) -> subprocess.Popen[str]:
-        """Start making a code for the first run, and return the process. An installation with accounts has none."""
+        """Start making a code for the first run, and return the process.
+
+        An installation with accounts has no code.
+        """
         return subprocess.Popen(
             [str(PYTHON), "manage.py", "setup_code", "--skip-checks"],
             cwd=ROOT,

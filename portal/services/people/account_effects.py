@@ -75,4 +75,6 @@ def preview_account_change(*, actor: User, user: User, verb: str, now: datetime)
 def tokens_in_force(user: User, now: datetime) -> list[ApiToken]:
     """Return the API tokens of a user that are neither revoked nor expired, newest first."""
     ends_later = Q(expires_at=None) | Q(expires_at__gt=now)
-    return list(ApiToken.objects.filter(ends_later, user=user, revoked_at=None).order_by("-created_at", "-pk"))
+    return list(
+        ApiToken.objects.filter(ends_later, user=user, revoked_at=None).order_by("-created_at", "-pk")
+    )

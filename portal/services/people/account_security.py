@@ -138,8 +138,8 @@ def change_address(
 def stop_work(*, actor: User, user: User, now: datetime, why: str = "", via: str = "web") -> int:
     """Stop all work of a person: cancel what waits, and stop what runs. Return the number of workloads.
 
-    Each workload is stopped in a transaction of its own, so that no lock is held for long. A repeated call does
-    no harm. Raises Invalid, NotAllowed.
+    Each workload is stopped in a transaction of its own, so that no lock is held for long. A repeated call
+    does no harm. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "user.change")
     checks = InputChecks()

@@ -176,8 +176,8 @@ def first_run(
 ) -> User:
     """Set up the organisation and create its first operator.
 
-    ``setup_code`` is the one-time code of ``setup_code.new_setup_code``. Raises Invalid, also for another code.
-    Raises OperationRejected if an account exists.
+    ``setup_code`` is the one-time code of ``setup_code.new_setup_code``. Raises Invalid, also for another
+    code. Raises OperationRejected if an account exists.
     """
     checks = InputChecks()
     organisation = checks.text("organisation", organisation)

@@ -14,9 +14,10 @@ from portal.redis_state.access_revocation import publish_rights_changed, publish
 def end_sessions_of(user: User, now: datetime) -> int:
     """End all sessions of a user, and return the number of workspace sessions that ended.
 
-    Call this function inside the transaction of the change. Portal sessions, entry codes and workspace sessions
-    of older generations are refused from then on, also after a closed account is opened again. The edge closes
-    open connections after the commit. ``keep_own_session`` keeps the session of the person who acts.
+    Call this function inside the transaction of the change. Portal sessions, entry codes and workspace
+    sessions of older generations are refused from then on, also after a closed account is opened again. The
+    edge closes open connections after the commit. ``keep_own_session`` keeps the session of the person who
+    acts.
     """
     User.objects.filter(pk=user.pk).update(session_generation=F("session_generation") + 1)
     user.refresh_from_db(fields=["session_generation"])

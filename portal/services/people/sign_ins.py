@@ -42,7 +42,7 @@ def record_failed_sign_in(
 ) -> None:
     """Record an attempt that failed, for each account to which the given name belongs.
 
-    ``delay`` is the number of seconds until the next attempt; if there is a delay, it is recorded as a lockout.
+    ``delay`` is the number of seconds until the next attempt. A delay is recorded as a lockout.
     """
     for target in accounts or Organisation.objects.all():
         _record(target, "fail_sign_in", client, now, method=method)
@@ -54,7 +54,11 @@ def record_early_attempt(*, accounts: Sequence[User], client: ClientDetails, sec
     """Log an attempt during a delay. The audit log has the start of the delay only."""
     names = [user.username for user in accounts]
     log.warning(
-        "sign-in refused during a delay", users=names, address=client.address, agent=client.agent, wait=seconds
+        "sign-in refused during a delay",
+        users=names,
+        address=client.address,
+        agent=client.agent,
+        wait=seconds,
     )
 
 
@@ -72,7 +76,9 @@ def record_token_use(*, token: ApiToken, client: ClientDetails, now: datetime) -
         times = {"first_used_at": now, "last_used_at": now}
         row, new = TokenAddress.objects.get_or_create(token=token, address=client.network, defaults=times)
         if new:
-            _record(token, "use_token_from_new_address", client, now, user=token.user, via="api", by_user=True)
+            _record(
+                token, "use_token_from_new_address", client, now, user=token.user, via="api", by_user=True
+            )
         elif now - row.last_used_at > TOKEN_ADDRESS_UPDATE:
             TokenAddress.objects.filter(pk=row.pk).update(last_used_at=now)
     if len(_recent_token_uses) >= MAX_RECENT_TOKEN_USES:

@@ -40,7 +40,7 @@ def ical_feed(request: HttpRequest, token: str) -> HttpResponse:
 
 
 def ical_feed_token(user: User) -> str:
-    """Return the secret token for the URL of a user's feed. It is invalid once the user's sessions are ended."""
+    """Return the secret token for the URL of a user's feed. It ends when the user's sessions are ended."""
     return signing.dumps(
         {"user": user.pk, "key": _sign_in_fingerprint(user)}, salt=ICAL_FEED_SALT, compress=False
     )

@@ -82,7 +82,9 @@ def person(request: HttpRequest, username: str) -> HttpResponse:
     verbs = [verb for verb in CHANGES if verb != ("open_account" if user.is_active else "close_account")]
     context = {
         "person": user,
-        "effect": preview_account_change(actor=current_user(request), user=user, verb="end_sessions", now=now),
+        "effect": preview_account_change(
+            actor=current_user(request), user=user, verb="end_sessions", now=now
+        ),
         "events": recent_sign_ins(request.user, user),
         "changes": [
             (ACCOUNT_VERBS[verb].label, reverse("person-change", args=[username, verb.replace("_", "-")]))

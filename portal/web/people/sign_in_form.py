@@ -47,7 +47,7 @@ class OwnAccountEffect:
 
 
 class ChangeOwnPasswordForm(OwnAccountEffect, ChangePasswordForm):  # type: ignore[misc]
-    """A form for a new own password that offers to revoke the API tokens, too. The adapter reads this field."""
+    """A form for a new own password that offers to revoke the API tokens. The adapter reads the field."""
 
     revoke_tokens = forms.BooleanField(required=False, label=people_pages.REVOKE_OWN_TOKENS)
 

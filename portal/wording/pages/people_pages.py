@@ -17,7 +17,7 @@ SIGN_IN_FAILED = "Nobody has this user name or e-mail address with this password
 TOO_MANY_CODES = "Too many wrong codes. Try again in five minutes."
 TOO_MANY_PASSWORDS = "Too many wrong passwords. Try again in {wait}."
 SETUP_CODE_HELP = (
-    "./run up prints it. Elsewhere, run: python manage.py setup_code. It shows that you administer this machine."
+    "./run up prints it. On other installations, python manage.py setup_code prints it on the server."
 )
 REASON_LABEL = "Reason, kept in the audit record"
 REVOKE_TOKENS = "Also revoke the API tokens"
