@@ -139,9 +139,9 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         change = SECOND_FACTOR_CHANGES.get(template_prefix)
         if change is not None:
             accounts.change_own_second_factor(user=user, change=change, now=timezone.now())
-            keep_own_session(context.request, user)
+            keep_own_session(self.request, user)
         if change is not None or template_prefix == "account/email/password_changed":
-            self._offer_to_revoke_tokens(context.request, user)
+            self._offer_to_revoke_tokens(self.request, user)
         super().send_notification_mail(template_prefix, user, *args, **kwargs)
 
     def _offer_to_revoke_tokens(self, request: HttpRequest, user: User) -> None:

@@ -55,6 +55,8 @@ WRITERS = {
     "Submission": ("portal/services/",),
     "Approval": ("portal/services/",),
     "AuditEvent": ("portal/services/",),
+    "SetupCode": ("portal/services/people/setup_code.py",),
+    "TokenAddress": ("portal/services/people/sign_ins.py",),
 }
 # This module may create rows of every model: it writes the demo's simulated past directly as history.
 DEMO_HISTORY = "demo/past_rows.py"

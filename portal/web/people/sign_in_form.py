@@ -19,6 +19,8 @@ from portal.sign_in.client import client_of
 from portal.wording import account_texts
 from portal.wording.pages import people_pages
 
+CODES_WAIT_SECONDS = 300  # of the limit login_failed in config/settings.py
+
 
 class SignInForm(LoginForm):  # type: ignore[misc]
     """A sign-in form with the portal's label for the user name, and without placeholders."""
@@ -79,15 +81,19 @@ class SecondFactorForm(AuthenticateForm):  # type: ignore[misc]
     """A form for the code of the second factor that records wrong codes."""
 
     def clean_code(self) -> str:
-        """Return the code if it is right. Otherwise record the attempt and raise ValidationError."""
+        """Return the code if it is right. Otherwise raise ValidationError, and record a wrong code.
+
+        An attempt after too many wrong codes checks no code, and is in the log only.
+        """
+        client = client_of(context.request)
         try:
             code: str = super().clean_code()
-        except forms.ValidationError:
-            sign_ins.record_failed_sign_in(
-                accounts=[self.user],
-                client=client_of(context.request),
-                method="second factor",
-                now=timezone.now(),
-            )
+        except forms.ValidationError as problem:
+            if problem.code == "incorrect_code":
+                sign_ins.record_failed_sign_in(
+                    accounts=[self.user], client=client, method="second factor", now=timezone.now()
+                )
+            else:
+                sign_ins.record_early_attempt(accounts=[self.user], client=client, seconds=CODES_WAIT_SECONDS)
             raise
         return code

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 from allauth.mfa.models import Authenticator
+from django.core.management import call_command
 from django.test import Client
 
 from portal.errors import Invalid, NotAllowed
-from portal.models import ApiToken, AuditEvent, EntryCode, User
+from portal.models import ApiToken, AuditEvent, EntryCode, Membership, User
 from portal.services.people import account_security, accounts
 from portal.services.people.account_effects import preview_account_change
 from portal.services.people.api_tokens import create_token, token_in_force
+from portal.services.people.setup_code import is_setup_code
 from portal.services.work import launch
 from portal.web.calendar.ical_feed import _user_of_token, ical_feed_token
 from scheduler.models import Workload
@@ -199,3 +201,14 @@ def test_an_entry_code_that_a_request_of_an_ended_session_still_issues_is_of_the
         )
     assert isinstance(redeem_entry_code(label, "old", world.now), AccessDenied)
     assert not isinstance(redeem_entry_code(label, "new", world.now), AccessDenied)
+
+
+def test_the_command_prints_a_setup_code_only_while_nobody_has_an_account(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call_command("setup_code")
+    assert capsys.readouterr().out == ""
+    Membership.objects.all().delete()
+    User.objects.all().delete()
+    call_command("setup_code")
+    assert is_setup_code(capsys.readouterr().out)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 from allauth.mfa.recovery_codes.internal.auth import RecoveryCodes
 from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
 from django.core import mail
@@ -17,8 +18,10 @@ from django.urls import reverse
 from config.log_mail import LogMailBackend
 from config.secrets_in_logs import without_secrets
 from portal.models import AuditEvent, TokenAddress, User
+from portal.redis_state.sign_in_attempts import AttemptCounter, count_attempt
 from portal.services.people import accounts, sign_ins
 from portal.services.people.api_tokens import create_token
+from portal.sign_in.attempts import counters_of_attempt
 from portal.sign_in.client import client_address, client_of
 from scheduler.state import nudge
 from tests.world import PASSWORD, World
@@ -33,10 +36,12 @@ STRANGER, HOME, OFFICE = "203.0.113.9", "198.51.100.7", "2001:db8:1:2::3"
 def no_earlier_attempts() -> Iterator[None]:
     """Begin and end each test without counted attempts."""
 
+    connection = nudge.redis_connection()
+
     def forget() -> None:
-        keys = list(nudge.redis_connection().scan_iter(f"{nudge.SITE}:sign-in:*"))
+        keys = list(connection.scan_iter(f"{nudge.SITE}:sign-in:*"))
         if keys:
-            nudge.redis_connection().delete(*keys)
+            connection.delete(*keys)
 
     forget()
     yield
@@ -53,6 +58,11 @@ def attempt(login: str, password: str, address: str, client: Client | None = Non
         HTTP_USER_AGENT="test browser",
     )
     return "" if answer.status_code == 302 else answer.content.decode()
+
+
+def counters(login: str, address: str) -> list[AttemptCounter]:
+    """Return the counters of an attempt with a name that nobody has."""
+    return counters_of_attempt(RequestFactory().get("/", REMOTE_ADDR=address), login, [])
 
 
 def fail(login: str, address: str, count: int = 5, client: Client | None = None) -> None:
@@ -135,17 +145,16 @@ def test_the_delay_doubles_with_each_further_wrong_password(world: World) -> Non
 
 
 def test_one_address_cannot_try_the_names_of_many_people(world: World) -> None:
-    for number in range(50):
-        fail(f"nobody-{number}", STRANGER, 1)
+    for number in range(49):
+        assert count_attempt(counters(f"nobody-{number}", STRANGER)).seconds == 0
+    fail("nobody-49", STRANGER, 1)
     assert TOO_MANY in attempt(world.vision.member.username, PASSWORD, STRANGER)
+    assert attempt(world.vision.member.username, PASSWORD, HOME) == ""
 
 
 def test_without_redis_people_sign_in(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    import redis
-
     closed = redis.Redis(port=9, socket_connect_timeout=0.1)
     monkeypatch.setattr(nudge, "redis_connection", lambda: closed)
-    monkeypatch.setattr("portal.redis_state.sign_in_attempts.nudge.redis_connection", lambda: closed)
     assert attempt(world.vision.member.username, PASSWORD, HOME) == ""
 
 
