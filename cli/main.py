@@ -18,7 +18,6 @@ from cli.commands import (
     jobs,
     maintenance,
     notebooks,
-    people,
     queue,
     quotas,
     removal,
@@ -29,6 +28,7 @@ from cli.commands import (
     workloads,
 )
 from cli.commands.money import adjustments, chargeback, cost_centres, exports, prices, statements
+from cli.commands.people import accounts
 from cli.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, CliError
 from cli.session import cli
 
@@ -56,7 +56,7 @@ COMMAND_MODULES = (
     exports,
     statements,
     telemetry,
-    people,
+    accounts,
     account,
 )  # imported because each module adds its commands to ``cli``
 

@@ -40,4 +40,4 @@ def test_an_operator_previews_and_protects_an_account(
 def test_a_member_protects_no_account(gpupool: Gpupool, sign_in: SignIn, served_world: World) -> None:
     sign_in(served_world.vision.member)
     refused = gpupool("person", "end-sessions", "vision-1")
-    assert refused.code == 3 and "Only an operator may create or change accounts." in refused.err
+    assert refused.code == 1 and "Only an operator may create or change accounts." in refused.err

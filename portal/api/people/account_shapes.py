@@ -34,11 +34,11 @@ class NewPerson(StrictSerializer):
     auditor = serializers.BooleanField(required=False)
 
 
-class ReasonWish(StrictSerializer):
+class AccountReasonWish(StrictSerializer):
     why = serializers.CharField(max_length=1000, required=False, allow_blank=True, default="")
 
 
-class ProtectWish(ReasonWish):
+class ProtectWish(AccountReasonWish):
     revoke_tokens = serializers.BooleanField(required=False, help_text="also revoke the API tokens")
 
 
@@ -52,7 +52,7 @@ class AddressWish(ProtectWish):
     email = serializers.CharField(max_length=254)
 
 
-class RevokeWish(ReasonWish):
+class RevokeWish(AccountReasonWish):
     tokens = serializers.ListField(
         child=serializers.IntegerField(min_value=1, max_value=2**63 - 1),
         required=False,

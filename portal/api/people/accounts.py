@@ -97,18 +97,20 @@ class ChangeRolesView(_AccountChangeView):
 
 
 class CloseAccountView(_AccountChangeView):
-    @extend_schema(operation_id="people_close", request=shapes.ReasonWish, responses=shapes.PersonShape)
+    @extend_schema(
+        operation_id="people_close", request=shapes.AccountReasonWish, responses=shapes.PersonShape
+    )
     def post(self, request: Request, username: str) -> Response:
         """Close an account: its sessions and tokens end for ever. Its work continues. For operators."""
-        body = {"active": False, **self.validated_body(shapes.ReasonWish)}
+        body = {"active": False, **self.validated_body(shapes.AccountReasonWish)}
         return self.person_response(accounts.change_user, username, body)
 
 
 class OpenAccountView(_AccountChangeView):
-    @extend_schema(operation_id="people_open", request=shapes.ReasonWish, responses=shapes.PersonShape)
+    @extend_schema(operation_id="people_open", request=shapes.AccountReasonWish, responses=shapes.PersonShape)
     def post(self, request: Request, username: str) -> Response:
         """Open a closed account. Its earlier sessions and tokens stay invalid. For operators."""
-        body = {"active": True, **self.validated_body(shapes.ReasonWish)}
+        body = {"active": True, **self.validated_body(shapes.AccountReasonWish)}
         return self.person_response(accounts.change_user, username, body)
 
 
@@ -163,10 +165,12 @@ class ChangeAddressView(_AccountChangeView):
 
 
 class StopWorkView(_AccountChangeView):
-    @extend_schema(operation_id="people_stop_work", request=shapes.ReasonWish, responses=shapes.StoppedShape)
+    @extend_schema(
+        operation_id="people_stop_work", request=shapes.AccountReasonWish, responses=shapes.StoppedShape
+    )
     def post(self, request: Request, username: str) -> Response:
         """Stop all running and waiting work of a person. For operators."""
-        body = self.validated_body(shapes.ReasonWish)
+        body = self.validated_body(shapes.AccountReasonWish)
         _, stopped = self.changed(account_security.stop_work, username, body)
         return self.object_response({"stopped": stopped}, shapes.StoppedShape)
 
