@@ -28,6 +28,7 @@ from cli.commands import (
     workloads,
 )
 from cli.commands.money import adjustments, chargeback, cost_centres, exports, prices, statements
+from cli.commands.people import accounts
 from cli.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, CliError
 from cli.session import cli
 
@@ -55,6 +56,7 @@ COMMAND_MODULES = (
     exports,
     statements,
     telemetry,
+    accounts,
     account,
 )  # imported because each module adds its commands to ``cli``
 

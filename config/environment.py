@@ -8,6 +8,7 @@ tests/architecture/test_documentation.py compares the declarations with the docu
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import zoneinfo
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 import environ
 
 T = TypeVar("T")
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 ENVIRONMENTS = ("demo", "production", "test")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -28,6 +30,7 @@ API_DOCS_AUDIENCES = ("public", "signed-in")
 SYSLOG_SCHEMES = ("syslog+tcp", "syslog+tls")
 ENCRYPTION_KEY_MIN_LENGTH = 32
 DATABASE_SCHEMES = ("postgres", "postgresql")
+LOG_MAIL_BACKEND = "config.log_mail.LogMailBackend"
 EMAIL_SCHEMES = ("smtp", "smtps", "smtp+tls", "smtp+ssl", "consolemail")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 SECRET_KEY_MIN_LENGTH = 50
@@ -84,6 +87,7 @@ class EnvironmentSettings:
     encryption_keys: tuple[str, ...]
     api_docs: str
     line_length: str
+    trusted_proxies: tuple[IpNetwork, ...]
 
     @property
     def secure(self) -> bool:
@@ -150,6 +154,9 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
         ),
         line_length=_choice(
             variables, "GPUPOOL_LINE_LENGTH", "day" if environment == "production" else "hour", LINE_LENGTHS
+        ),
+        trusted_proxies=_networks(
+            variables, "GPUPOOL_TRUSTED_PROXIES", "127.0.0.1,::1" if environment == "production" else "none"
         ),
     )
 
@@ -359,6 +366,18 @@ def _integer(variables: Mapping[str, str], name: str, default: int, minimum: int
     return int(value)
 
 
+def _networks(variables: Mapping[str, str], name: str, default: str) -> tuple[IpNetwork, ...]:
+    allowed = "none, or IP addresses and networks with commas between them, such as 127.0.0.1,10.0.0.0/8"
+    value = variables.get(name, "").strip() or default
+
+    def parse(text: str) -> tuple[IpNetwork, ...]:
+        if text == "none":
+            return ()
+        return tuple(ipaddress.ip_network(part.strip()) for part in text.split(","))
+
+    return _parse_setting(name, value, allowed, parse)
+
+
 def _email(variables: Mapping[str, str]) -> Mapping[str, Any]:
     allowed = "smtp://USER:PASSWORD@HOST:PORT, smtp+tls://..., smtp+ssl://... or consolemail://"
     value = variables.get("GPUPOOL_EMAIL_URL", "").strip() or "consolemail://"
@@ -367,6 +386,8 @@ def _email(variables: Mapping[str, str]) -> Mapping[str, Any]:
         parts = urlsplit(url)
         if parts.scheme not in EMAIL_SCHEMES or (parts.scheme != "consolemail" and not parts.hostname):
             raise ValueError(url)
+        if parts.scheme == "consolemail":
+            return {"EMAIL_BACKEND": LOG_MAIL_BACKEND}
         return dict(environ.Env.email_url_config(url))
 
     return _parse_setting("GPUPOOL_EMAIL_URL", value, allowed, parse)

@@ -7,6 +7,8 @@ import logging.config
 
 import structlog
 
+from config.secrets_in_logs import hide_secrets
+
 
 def configure_logging(level: str, log_format: str) -> None:
     """Send the records of structlog and of the standard library to stderr in one format.
@@ -18,6 +20,7 @@ def configure_logging(level: str, log_format: str) -> None:
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        hide_secrets,
     ]
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
@@ -34,7 +37,11 @@ def configure_logging(level: str, log_format: str) -> None:
                     "foreign_pre_chain": shared,
                     "processors": [
                         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                        *([structlog.processors.format_exc_info] if log_format == "json" else []),
+                        *(
+                            [structlog.processors.format_exc_info, hide_secrets]
+                            if log_format == "json"
+                            else []
+                        ),
                         renderer,
                     ],
                 }

@@ -39,6 +39,7 @@ GPUPOOL_HEALTH_EVENT_DAYS = ENVIRONMENT.health_event_days
 GPUPOOL_LOG_DAYS = ENVIRONMENT.log_days
 GPUPOOL_STATEMENT_KEY = ENVIRONMENT.statement_key
 GPUPOOL_LINE_LENGTH = ENVIRONMENT.line_length
+GPUPOOL_TRUSTED_PROXIES = ENVIRONMENT.trusted_proxies
 REDIS_URL = ENVIRONMENT.redis_url
 # Path of the Celery application. Lower packages send tasks to it, but may not import config.
 GPUPOOL_TASK_QUEUE = "config.celery.app"
@@ -153,16 +154,29 @@ if IS_TEST:
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "/"
 ACCOUNT_ADAPTER = "config.account_adapter.LocalAccountAdapter"
-ACCOUNT_FORMS = {"login": "portal.web.people.sign_in_form.SignInForm"}
+ACCOUNT_EMAIL_SUBJECT_PREFIX = "[gpupool] "
+ACCOUNT_FORMS = {
+    "login": "portal.web.people.sign_in_form.SignInForm",
+    "change_password": "portal.web.people.sign_in_form.ChangeOwnPasswordForm",
+    "reset_password_from_key": "portal.web.people.sign_in_form.SetPasswordByLinkForm",
+}
 ACCOUNT_LOGIN_METHODS = {"username", "email"}
 ACCOUNT_SIGNUP_FIELDS = ["username*", "email", "password1*", "password2*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
 ACCOUNT_SESSION_REMEMBER = False
 ACCOUNT_LOGOUT_ON_GET = False
 ACCOUNT_PREVENT_ENUMERATION = True
-ACCOUNT_RATE_LIMITS = {"login": "30/m/ip", "login_failed": "10/m/ip,5/5m/key"}
-if IS_TEST:
-    ACCOUNT_RATE_LIMITS = {"login": "10000/m/ip", "login_failed": "10000/m/ip,5/5m/key"}
+# portal/redis_state/sign_in_attempts.py limits passwords. These limits are about codes of second factors, and
+# apply to people whose password was right.
+ACCOUNT_RATE_LIMITS = {"login": "", "login_failed": "5/5m/key"}
+# One-time links for new passwords are valid so long. portal/wording/account_texts.py says so.
+PASSWORD_RESET_TIMEOUT = 3 * 24 * 3600
+MFA_FORMS = {
+    "authenticate": "portal.web.people.sign_in_form.SecondFactorForm",
+    "activate_totp": "portal.web.people.sign_in_form.TurnOnSecondFactorForm",
+    "deactivate_totp": "portal.web.people.sign_in_form.TurnOffSecondFactorForm",
+    "generate_recovery_codes": "portal.web.people.sign_in_form.NewRecoveryCodesForm",
+}
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
 
 # --- API ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Start a complete demo for tests with `./run demo`, in its own state folder and on its own ports."""
+"""Start a complete site for tests with `./run demo` or `./run up`, in its own folder and on its own ports."""
 
 from __future__ import annotations
 
@@ -32,16 +32,19 @@ def free_pair() -> int:
 
 
 class Demo:
-    """A running `./run demo`."""
+    """A running `./run demo`, or with ``verb`` a running `./run up`."""
 
-    def __init__(self, root: Path, folder: Path, port: int, history: bool = False) -> None:
+    def __init__(
+        self, root: Path, folder: Path, port: int, history: bool = False, verb: str = "demo"
+    ) -> None:
         self.root, self.folder, self.port = root, folder, port
         self.url = f"http://127.0.0.1:{port}"
         self.output = folder.parent / "demo.out"
         with self.output.open("wb") as out:
-            options = ["--state", str(folder), "--port", str(port), *([] if history else ["--no-history"])]
+            no_past = ["--no-history"] if verb == "demo" and not history else []
+            options = ["--state", str(folder), "--port", str(port), *no_past]
             self.process = subprocess.Popen(
-                [sys.executable, str(root / "run"), "demo", *options],
+                [sys.executable, str(root / "run"), verb, *options],
                 stdout=out,
                 stderr=out,
                 start_new_session=True,

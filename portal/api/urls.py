@@ -37,12 +37,26 @@ from portal.api.money import (
     utilisation,
 )
 from portal.api.money import views as money
+from portal.api.people import accounts as people
 from portal.api.people import removal as own_removal
 from portal.api.people import views as own
 from portal.api.work import right_sizing, run_use, views
 
 urlpatterns = [
     path("me/", own.MeView.as_view()),
+    path("people/", people.PersonListView.as_view()),
+    path("people/<str:username>/", people.PersonView.as_view()),
+    path("people/<str:username>/tokens/", people.PersonTokensView.as_view()),
+    path("people/<str:username>/effect/", people.AccountEffectView.as_view()),
+    path("people/<str:username>/roles/", people.ChangeRolesView.as_view()),
+    path("people/<str:username>/close/", people.CloseAccountView.as_view()),
+    path("people/<str:username>/open/", people.OpenAccountView.as_view()),
+    path("people/<str:username>/end-sessions/", people.EndSessionsView.as_view()),
+    path("people/<str:username>/revoke-tokens/", people.RevokeTokensView.as_view()),
+    path("people/<str:username>/reset-password/", people.ResetPasswordView.as_view()),
+    path("people/<str:username>/reset-second-factor/", people.ResetSecondFactorView.as_view()),
+    path("people/<str:username>/address/", people.ChangeAddressView.as_view()),
+    path("people/<str:username>/stop-work/", people.StopWorkView.as_view()),
     path("teams/", own.TeamListView.as_view()),
     path("projects/", own.ProjectListView.as_view()),
     path("templates/", own.TemplateListView.as_view()),

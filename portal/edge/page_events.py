@@ -28,7 +28,7 @@ from portal.edge.runtime import metrics
 from portal.edge.runtime.database_threads import DatabaseThreads
 from portal.edge.runtime.redis_bus import RedisBus
 from portal.models import User
-from portal.redis_state.access_revocation import session_hash
+from portal.redis_state.access_revocation import session_hash, sessions_of_user
 from portal.wording.pages import api_answers
 from scheduler.models import Run, Workload
 
@@ -171,13 +171,20 @@ class PageEvents:
             self._changed(topic)
         self._access_lost("")
 
-    def _access_lost(self, session: str) -> None:
-        """End the streams of a session that has ended. ``session`` is its hash.
+    def _access_lost(self, ended: str) -> None:
+        """End the streams of sessions that have ended.
 
-        An empty hash means that some user's rights have changed. In this case, end all streams about single
-        objects. The browsers connect again, and the rights of their users are checked again.
+        ``ended`` is the hash of one session, or the text for all sessions of a user. If it is empty, some
+        user's rights have changed. In this case, end all streams about single objects. The browsers connect
+        again, and the rights of their users are checked again.
         """
-        self._end(lambda listener: listener.session == session if session else listener.has_object_topics)
+        self._end(
+            lambda listener: (
+                ended in (listener.session, sessions_of_user(listener.user))
+                if ended
+                else listener.has_object_topics
+            )
+        )
 
     def close(self) -> None:
         """End every stream. The browsers connect again."""

@@ -4,6 +4,7 @@ from portal.models.accounts import ApiToken, Membership, Organisation, User
 from portal.models.audit import AuditEvent
 from portal.models.audit_seals import AuditProgress, AuditSeal, SealedAuditEvent
 from portal.models.notices import NoticeMark, Notification, ToldStart
+from portal.models.sign_ins import SetupCode, TokenAddress
 from portal.models.submissions import SUBMISSION_TRANSITIONS, Approval, Submission, SubmissionState, Template
 from portal.models.workspaces import (
     EntryCode,
@@ -25,9 +26,11 @@ __all__ = [
     "Organisation",
     "SUBMISSION_TRANSITIONS",
     "SealedAuditEvent",
+    "SetupCode",
     "Submission",
     "SubmissionState",
     "Template",
+    "TokenAddress",
     "ToldStart",
     "User",
     "WorkspaceOrigin",

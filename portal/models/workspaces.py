@@ -37,6 +37,9 @@ class EntryCode(models.Model):
     created_at = models.DateTimeField()
     expires_at = models.DateTimeField()
     used_at = models.DateTimeField(null=True, blank=True)
+    session_generation = models.PositiveIntegerField(
+        default=0, help_text="generation of the user's sessions that issued it; an older one is refused"
+    )
 
 
 class WorkspaceSession(models.Model):
@@ -61,6 +64,9 @@ class WorkspaceSession(models.Model):
     )
     created_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
+    session_generation = models.PositiveIntegerField(
+        default=0, help_text="generation of the entry code; an older one than the user's is refused"
+    )
 
 
 def hash_workspace_secret(secret: str) -> str:

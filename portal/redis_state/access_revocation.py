@@ -1,7 +1,8 @@
-"""Publish that a session has ended or that a right was removed.
+"""Publish that sessions have ended or that a right was removed.
 
-The edge then ends workspaces and live pages at once. The row of the session is authoritative. If the message
-is lost, the edge finds within seconds that the row is missing (portal/edge/workspaces/access_cache.py).
+The edge then ends workspaces and live pages at once. The rows of the session and of its user are
+authoritative. If the message is lost, the edge finds within seconds that the session has ended
+(portal/edge/workspaces/access_cache.py). A message is the hash of a session, the text of a user, or empty.
 """
 
 from __future__ import annotations
@@ -38,6 +39,19 @@ def publish_rights_changed() -> None:
 def publish_session_ended(session_key: str) -> None:
     """Publish that a portal session has ended. Call this function after the row of the session is deleted."""
     _publish(session_hash(session_key))
+
+
+def publish_sessions_ended(user_id: int) -> None:
+    """Publish, after the commit, that all sessions of a user have ended, except the one that ended them.
+
+    Call this function in the transaction that raises the generation of the user's sessions.
+    """
+    transaction.on_commit(lambda: _publish(sessions_of_user(user_id)), robust=True)
+
+
+def sessions_of_user(user_id: int) -> str:
+    """Return the message for all sessions of a user. No hash of a session has this form."""
+    return f"user:{user_id}"
 
 
 def _publish(message: str) -> None:

@@ -57,6 +57,8 @@ WRITERS = {
     "AuditEvent": ("portal/services/",),
     "AuditSeal": ("portal/services/audit_trail/seals.py",),
     "SealedAuditEvent": ("portal/services/audit_trail/seals.py",),
+    "SetupCode": ("portal/services/people/setup_code.py",),
+    "TokenAddress": ("portal/services/people/sign_ins.py",),
 }
 # This module may create rows of every model: it writes the demo's simulated past directly as history.
 DEMO_HISTORY = "demo/past_rows.py"

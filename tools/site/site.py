@@ -197,11 +197,33 @@ class Site:
             "127.0.0.1",
             "--port",
             str(self.port),
+            "--no-proxy-headers",
             "--no-access-log",
             "--no-server-header",
             "--timeout-graceful-shutdown",
             "3",
         ]
+
+    def start_making_setup_code(self) -> subprocess.Popen[str]:
+        """Start making a code for the first run, and return the process.
+
+        An installation with accounts has no code.
+        """
+        return subprocess.Popen(
+            [str(PYTHON), "manage.py", "setup_code", "--skip-checks"],
+            cwd=ROOT,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish_making_setup_code(self, making: subprocess.Popen[str]) -> str:
+        """Return the code for the first run; empty if an account exists. Raises RunError."""
+        code, errors = making.communicate()
+        if making.returncode != 0:
+            raise RunError(f"making the setup code failed:\n{errors[-2000:]}")
+        return code.strip()
 
     def web_answers(self) -> bool:
         """Return True if the portal answers its liveness probe."""

@@ -118,6 +118,7 @@ def _start(site: Site) -> None:
     # The web process lists the static files only at its own start. Therefore they must be complete now.
     site.finish_collecting_static(collecting)
     web = site.start_programs()
+    making = None if site.demo else site.start_making_setup_code()
     organisation = site.make_organisation() if site.demo else {}
     with timed_step("pages and engine up"):
         site.supervisor.wait_for(site.web_answers, web, PROGRAM_START_SECONDS)
@@ -130,11 +131,11 @@ def _start(site: Site) -> None:
             site.start_agents(organisation)
         site.submit_first_work()
         site.start_history()
-    _announce(site, organisation)
+    _announce(site, organisation, site.finish_making_setup_code(making) if making else "")
 
 
-def _announce(site: Site, organisation: Mapping[str, object]) -> None:
-    """Print the address, the sign-ins and how to stop the site."""
+def _announce(site: Site, organisation: Mapping[str, object], setup_code: str) -> None:
+    """Print the address, the sign-ins or the setup code, and how to stop the site."""
     say()
     say(f"gpupool is ready: {site.url}   ({time.monotonic() - STARTED_AT:.1f} s)")
     sign_ins = organisation.get("sign_ins")
@@ -143,8 +144,10 @@ def _announce(site: Site, organisation: Mapping[str, object]) -> None:
     if site.history_is_loading():
         say()
         say("A simulated past of the pool is loading in the background; the pages show its progress.")
-    if not site.demo:
-        say("Open it in a browser: on a new installation the first page creates the first operator.")
+    if setup_code:
+        say()
+        say("Open it in a browser. The first page creates the first operator, and demands this setup code:")
+        say(f"  {setup_code}")
     say()
     say(f"Ctrl-C stops gpupool and keeps the state. Logs: {logs_hint(site.folder)}")
 

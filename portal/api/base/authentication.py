@@ -10,7 +10,8 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
 from portal.models import ApiToken, User
-from portal.services.people import api_tokens
+from portal.services.people import api_tokens, sign_ins
+from portal.sign_in.client import client_of
 from portal.wording.pages import api_answers
 
 
@@ -32,6 +33,7 @@ class TokenAuthentication(BaseAuthentication):
             raise AuthenticationFailed(api_answers.TOKEN_NOT_VALID)
         token = api_tokens.token_in_force(text, now)
         if token is not None:
+            sign_ins.record_token_use(token=token, client=client_of(request), now=now)
             return token.user, token
         expired = api_tokens.expired_token(text, now)
         if expired is None or expired.expires_at is None:

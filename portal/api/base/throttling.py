@@ -7,14 +7,16 @@ from rest_framework.request import Request
 from rest_framework.throttling import SimpleRateThrottle
 from rest_framework.views import APIView
 
+from portal.sign_in.client import client_of
+
 
 class _UserThrottle(SimpleRateThrottle):
     def get_cache_key(self, request: Request, view: APIView) -> str | None:
         """Return the cache key of the request counter.
 
-        Requests are counted per user, or per IP address before the user has signed in.
+        Requests are counted per user, or per network address before the user has signed in.
         """
-        ident = str(request.user.pk) if request.user.is_authenticated else self.get_ident(request)
+        ident = str(request.user.pk) if request.user.is_authenticated else client_of(request).network
         return self.cache_format % {"scope": self.scope, "ident": ident}
 
     def allow_request(self, request: Request, view: APIView) -> bool:

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from django.conf import settings
 from django.db import connection, transaction
+from django.db.models import F
 
 from portal import policy
 from portal.models import EntryCode, WorkspaceSession, hash_workspace_secret
@@ -25,7 +26,8 @@ class AccessRefusal(StrEnum):
     """The reasons why access to a workspace is refused."""
 
     ENTER = "enter"  # the browser has no workspace session, or the session has ended
-    CODE = "code"  # the entry code was used before, has expired, or belongs to another workspace
+    # The entry code was used before, has expired, belongs to another workspace, or its session has ended.
+    CODE = "code"
     NOT_ALLOWED = "not_allowed"  # the signed-in user may not open this workload
     STARTING = "starting"
     ENDED = "ended"
@@ -72,6 +74,7 @@ def redeem_entry_code(label: str, code: str, now: dt.datetime) -> WorkspaceEntry
                 code_hash=hash_workspace_secret(code),
                 workload__workspace_origin__label=label,
                 used_at__isnull=True,
+                session_generation=F("user__session_generation"),
             )
             .filter(expires_at__gt=now)
             .select_related("user", "workload__project", "api_token__user")
@@ -93,6 +96,7 @@ def redeem_entry_code(label: str, code: str, now: dt.datetime) -> WorkspaceEntry
             session_key_hash=found.session_key_hash,
             api_token=found.api_token,
             created_at=now,
+            session_generation=found.session_generation,
         )
     return WorkspaceEntry(token, landing_path(found.workload))
 
@@ -113,6 +117,7 @@ def grants_by_token_hash(
     oldest = now - dt.timedelta(seconds=settings.SESSION_COOKIE_AGE)
     sessions = (
         WorkspaceSession.objects.filter(token_hash__in=wanted, ended_at__isnull=True, created_at__gt=oldest)
+        .filter(session_generation=F("user__session_generation"))
         .select_related("user", "workload__project", "workload__workspace_origin", "api_token__user")
         .order_by("pk")
     )

@@ -12,10 +12,12 @@ from django.db import IntegrityError, transaction
 from portal import locks, policy
 from portal.errors import Invalid
 from portal.input_checks import EMAIL_PATTERN, USER_NAME_PATTERN, InputChecks
-from portal.models import ApiToken, Notification, Organisation, User, WorkspaceSession
-from portal.redis_state.access_revocation import publish_rights_changed
+from portal.models import Notification, Organisation, User
 from portal.services import audit
 from portal.services.money.billing_currency import checked_currency, set_first_currency
+from portal.services.people import setup_code as setup_codes
+from portal.services.people.sessions import end_sessions_of, revoke_tokens_of
+from portal.sign_in.client import ClientDetails
 from portal.wording.problems import administration_problems
 from portal.wording.refusal_texts import rejection_sentence
 from scheduler.core.rejection import OperationRejected
@@ -32,7 +34,6 @@ def create_user(
     actor: User,
     username: str,
     email: str,
-    password: str,
     now: datetime,
     full_name: str = "",
     operator: bool = False,
@@ -40,15 +41,16 @@ def create_user(
     auditor: bool = False,
     via: str = "web",
 ) -> User:
-    """Create an account. An auditor cannot be an operator or in finance.
+    """Create an account without a password. An auditor cannot be an operator or in finance.
 
-    Raises Invalid, OperationRejected, NotAllowed.
+    The person sets the first password with the one-time link of ``password_links.password_link``. Raises
+    Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
     flags = _checked_roles(checks, {"operator": operator, "finance": finance, "auditor": auditor})
     with transaction.atomic():
-        user = _create_user(checks, username, email, password, full_name, flags)
+        user = _create_user(checks, username, email, full_name, flags)
         audit.record(
             actor=actor,
             via=via,
@@ -69,12 +71,15 @@ def change_user(
     finance: bool | None = None,
     auditor: bool | None = None,
     active: bool | None = None,
+    revoke_tokens: bool = False,
+    why: str = "",
     via: str = "web",
 ) -> User:
     """Change the roles of an account, or close or open the account.
 
-    An argument of None keeps the present value. If the account is closed, its tokens are revoked and its
-    workspaces end. Raises Invalid, NotAllowed. Raises OperationRejected if no operator would remain.
+    An argument of None keeps the present value. A change ends all sessions of the person. If the account is
+    closed, or with ``revoke_tokens``, its API tokens are revoked. Raises Invalid, NotAllowed. Raises
+    OperationRejected if no operator would remain.
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
@@ -83,20 +88,21 @@ def change_user(
         checks, {name: getattr(user, name) if flag is None else flag for name, flag in given.items()}
     )
     open_ = user.is_active if active is None else checks.flag("active", active)
+    revoke_tokens = checks.flag("revoke_tokens", revoke_tokens)
+    why = checks.text("why", why, least=0, most=1000, lines=True)
     checks.done()
-    others = User.objects.filter(operator=True, is_active=True, auditor=False).exclude(pk=user.pk)
     with transaction.atomic():
         # Two operators may give up their role at once. With the lock, the second sees the first change.
         locks.lock_organisation()
-        if not (flags["operator"] and open_) and not others.exists():
-            raise OperationRejected("last_operator", {"name": user.username}, field="operator")
+        reject_if_last_operator(user, stays=flags["operator"] and open_)
+        user.refresh_from_db()
         before = audit.audited_fields(user, "is_active", *ROLES)
         User.objects.filter(pk=user.pk).update(is_active=open_, **flags)
-        if not open_:
-            ApiToken.objects.filter(user=user, revoked_at=None).update(revoked_at=now)
-            WorkspaceSession.objects.filter(user=user, ended_at=None).update(ended_at=now)
-        publish_rights_changed()
         user.refresh_from_db()
+        after = audit.audited_fields(user, "is_active", *ROLES)
+        if before != after:
+            end_sessions_of(user, now)
+        revoked = revoke_tokens_of(user, now) if revoke_tokens or not open_ else []
         audit.record(
             actor=actor,
             via=via,
@@ -104,26 +110,56 @@ def change_user(
             verb="change_user",
             target=user,
             before=before,
-            after=audit.audited_fields(user, "is_active", *ROLES),
+            after={**after, **({"revoked_tokens": revoked} if revoked else {})},
+            why=why,
         )
     return user
 
 
-def set_password(*, user: User, password: str, now: datetime, via: str = "web") -> None:
-    """Set the new password of a person who changes it themselves.
+def reject_if_last_operator(user: User, *, stays: bool) -> None:
+    """Raise OperationRejected if no operator would remain. ``stays``: the user remains an operator."""
+    others = User.objects.filter(operator=True, is_active=True, auditor=False).exclude(pk=user.pk)
+    if not stays and not others.exists():
+        raise OperationRejected("last_operator", {"name": user.username}, field="operator")
 
-    Django then rejects the person's other sessions, because they were opened with the old password. The form
-    has validated the password. The audit record shows that the password changed, but not the password.
+
+def set_password(
+    *,
+    user: User,
+    password: str,
+    now: datetime,
+    client: ClientDetails,
+    by_link: bool = False,
+    revoke_tokens: bool = False,
+    via: str = "web",
+) -> None:
+    """Set the new password of a person who changes it themselves, and end all their sessions.
+
+    ``by_link`` means that the person used a one-time link, and not the old password. The form has validated
+    the password. The audit record shows that the password changed, but not the password.
     """
     with transaction.atomic():
         user.set_password(password)
         user.save(update_fields=["password"])
-        audit.record(actor=user, via=via, now=now, verb="set_password", target=user)
+        end_sessions_of(user, now)
+        revoked = revoke_tokens_of(user, now) if revoke_tokens else []
+        audit.record(
+            actor=user,
+            via=via,
+            now=now,
+            verb="set_password_by_link" if by_link else "set_password",
+            target=user,
+            after={"address": client.address, "agent": client.agent, "revoked_tokens": revoked},
+        )
 
 
-def record_second_factor(*, user: User, change: SecondFactorChange, now: datetime, via: str = "web") -> None:
-    """Record that a person changed their own second factor."""
-    audit.record(actor=user, via=via, now=now, verb=change, target=user)
+def change_own_second_factor(
+    *, user: User, change: SecondFactorChange, now: datetime, via: str = "web"
+) -> None:
+    """Record that a person changed their own second factor, and end all their sessions."""
+    with transaction.atomic():
+        end_sessions_of(user, now)
+        audit.record(actor=user, via=via, now=now, verb=change, target=user)
 
 
 def first_run(
@@ -134,12 +170,14 @@ def first_run(
     username: str,
     email: str,
     password: str,
+    setup_code: str,
     now: datetime,
     via: str = "web",
 ) -> User:
     """Set up the organisation and create its first operator.
 
-    Raises Invalid, and OperationRejected if an account exists.
+    ``setup_code`` is the one-time code of ``setup_code.new_setup_code``. Raises Invalid, also for another
+    code. Raises OperationRejected if an account exists.
     """
     checks = InputChecks()
     organisation = checks.text("organisation", organisation)
@@ -151,9 +189,11 @@ def first_run(
         row = locks.lock_organisation()
         if row is None or User.objects.exists():
             raise OperationRejected("accounts_exist")
-        user = _create_user(
-            checks, username, email, password, "", {"operator": True, "finance": False, "auditor": False}
-        )
+        if not setup_codes.is_setup_code(setup_code):
+            checks.note("setup_code", "", administration_problems.SETUP_CODE_WRONG)
+        roles = {"operator": True, "finance": False, "auditor": False}
+        user = _create_user(checks, username, email, "", roles, password=password)
+        setup_codes.forget_setup_code()
         Organisation.objects.filter(pk=1).update(name=organisation, time_zone=time_zone)
         set_first_currency(currency, now)
         row.refresh_from_db()
@@ -224,19 +264,32 @@ def _checked_roles(checks: InputChecks, given: dict[str, Any]) -> dict[str, bool
     return flags
 
 
+def checked_email(checks: InputChecks, email: Any) -> str:
+    """Return the e-mail address if it is valid; otherwise note the problem."""
+    return checks.pattern("email", email, EMAIL_PATTERN, "an address such as ada@example.org")
+
+
 def _create_user(
-    checks: InputChecks, username: Any, email: Any, password: Any, full_name: Any, flags: dict[str, bool]
+    checks: InputChecks,
+    username: Any,
+    email: Any,
+    full_name: Any,
+    flags: dict[str, bool],
+    password: str | None = None,
 ) -> User:
+    """Save a new account. ``password`` is None if the person sets it later with a link."""
     username = checks.pattern(
         "username",
         username,
         USER_NAME_PATTERN,
         "1 to 150 letters, digits and @ . + - _, beginning with a letter or digit",
     )
-    email = checks.pattern("email", email, EMAIL_PATTERN, "an address such as ada@example.org")
+    email = checked_email(checks, email)
     full_name = checks.text("full_name", full_name, least=0, most=150)
     user = User(username=username, email=email, first_name=full_name, **flags)
-    if not isinstance(password, str) or len(password) > 1000 or "\0" in password:
+    if password is None:
+        pass
+    elif not isinstance(password, str) or len(password) > 1000 or "\0" in password:
         checks.note("password", "", administration_problems.PASSWORD_LENGTH)
     else:
         try:

@@ -52,6 +52,7 @@ def open_workspace(
             api_token=token,
             created_at=now,
             expires_at=now + ENTRY_CODE_LIFETIME,
+            session_generation=actor.session_generation,
         )
         audit.record(actor=actor, via=via, now=now, verb="open_workspace", target=workload)
     scheme = urlsplit(settings.GPUPOOL_EDGE_URL).scheme

@@ -40,9 +40,9 @@ def ical_feed(request: HttpRequest, token: str) -> HttpResponse:
 
 
 def ical_feed_token(user: User) -> str:
-    """Return the secret token for the URL of a user's feed. A new password makes old URLs invalid."""
+    """Return the secret token for the URL of a user's feed. It ends when the user's sessions are ended."""
     return signing.dumps(
-        {"user": user.pk, "key": _password_fingerprint(user)}, salt=ICAL_FEED_SALT, compress=False
+        {"user": user.pk, "key": _sign_in_fingerprint(user)}, salt=ICAL_FEED_SALT, compress=False
     )
 
 
@@ -53,11 +53,11 @@ def _user_of_token(token: str) -> User | None:
     except signing.BadSignature:
         return None
     user = User.objects.filter(pk=claims.get("user"), is_active=True).first()
-    return user if user is not None and claims.get("key") == _password_fingerprint(user) else None
+    return user if user is not None and claims.get("key") == _sign_in_fingerprint(user) else None
 
 
-def _password_fingerprint(user: User) -> str:
-    return hashlib.sha256(user.password.encode()).hexdigest()[:12]
+def _sign_in_fingerprint(user: User) -> str:
+    return hashlib.sha256(user.sign_in_state.encode()).hexdigest()[:12]
 
 
 def _ical_event(reservation: Reservation, now: datetime) -> icalendar.Event:

@@ -14,7 +14,9 @@ from django.utils import timezone
 
 from portal import policy
 from portal.models import Organisation, User
-from portal.services.people import accounts
+from portal.services.people import accounts, sign_ins
+from portal.sign_in.client import client_of
+from portal.sign_in.device_cookie import remember_device
 from portal.web.page.service_form import ServiceForm
 from portal.wording.pages import people_pages
 from scheduler.models import Host, Pool, Quota, Team, Workload
@@ -23,6 +25,12 @@ LOGIN_BACKEND = "allauth.account.auth_backends.AuthenticationBackend"  # the bac
 
 
 class FirstRunForm(ServiceForm):
+    setup_code = forms.CharField(
+        max_length=100,
+        label="Setup code",
+        help_text=people_pages.SETUP_CODE_HELP,
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+    )
     organisation = forms.CharField(max_length=200, label="Organisation")
     time_zone = forms.CharField(
         max_length=60,
@@ -53,7 +61,10 @@ def first_run_wizard(request: HttpRequest) -> HttpResponse:
             user = form.carry_out(accounts.first_run, now=now, **form.cleaned_data)
             if user is not None:
                 login(request, user, backend=LOGIN_BACKEND)
-                return redirect("first-run")
+                sign_ins.record_sign_in(user=user, client=client_of(request), method="first run", now=now)
+                response = redirect("first-run")
+                remember_device(request, response, user)
+                return response
         return render(
             request, "organisation/first_run_account.html", {"form": form}, status=400 if form.errors else 200
         )

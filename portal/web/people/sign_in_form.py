@@ -1,12 +1,25 @@
-"""Define the form of the sign-in page."""
+"""Define the forms of signing in and of a new own password."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from allauth.account.forms import LoginForm
+from allauth.account.forms import ChangePasswordForm, LoginForm, ResetPasswordKeyForm
+from allauth.core import context
+from allauth.mfa.base.forms import AuthenticateForm
+from allauth.mfa.recovery_codes.forms import GenerateRecoveryCodesForm
+from allauth.mfa.totp.forms import ActivateTOTPForm, DeactivateTOTPForm
+from django import forms
+from django.utils import timezone
 
+from portal.models import User
+from portal.services.people import sign_ins
+from portal.services.people.account_effects import AccountEffect, preview_account_change
+from portal.sign_in.client import client_of
+from portal.wording import account_texts
 from portal.wording.pages import people_pages
+
+CODES_WAIT_SECONDS = 300  # of the limit login_failed in config/settings.py
 
 
 class SignInForm(LoginForm):  # type: ignore[misc]
@@ -17,3 +30,70 @@ class SignInForm(LoginForm):  # type: ignore[misc]
         self.fields["login"].label = people_pages.USER_NAME_LABEL
         for field in self.fields.values():
             field.widget.attrs.pop("placeholder", None)  # the placeholder repeats the label
+
+
+class OwnAccountEffect:
+    """The part of a form that shows what the change of the own account brings about."""
+
+    user: User
+
+    @property
+    def effect(self) -> AccountEffect:
+        """Return the effect, which the page shows before the change. It is that of ended sessions."""
+        now = timezone.now()
+        return preview_account_change(actor=self.user, user=self.user, verb="end_sessions", now=now)
+
+    @property
+    def effect_text(self) -> str:
+        return account_texts.OWN_CHANGE_EFFECT
+
+
+class ChangeOwnPasswordForm(OwnAccountEffect, ChangePasswordForm):  # type: ignore[misc]
+    """A form for a new own password that offers to revoke the API tokens. The adapter reads the field."""
+
+    revoke_tokens = forms.BooleanField(required=False, label=people_pages.REVOKE_OWN_TOKENS)
+
+
+class SetPasswordByLinkForm(ResetPasswordKeyForm):  # type: ignore[misc]
+    """A form for a password that is set with a one-time link. It offers to revoke the API tokens, too."""
+
+    revoke_tokens = forms.BooleanField(required=False, label=people_pages.REVOKE_OWN_TOKENS)
+
+
+class TurnOnSecondFactorForm(OwnAccountEffect, ActivateTOTPForm):  # type: ignore[misc]
+    """A form that turns on the second factor, and shows the effect."""
+
+
+class TurnOffSecondFactorForm(OwnAccountEffect, DeactivateTOTPForm):  # type: ignore[misc]
+    """A form that turns off the second factor, and shows the effect."""
+
+    @property
+    def user(self) -> User:  # type: ignore[override]
+        found: User = self.authenticator.user
+        return found
+
+
+class NewRecoveryCodesForm(OwnAccountEffect, GenerateRecoveryCodesForm):  # type: ignore[misc]
+    """A form that makes new recovery codes, and shows the effect."""
+
+
+class SecondFactorForm(AuthenticateForm):  # type: ignore[misc]
+    """A form for the code of the second factor that records wrong codes."""
+
+    def clean_code(self) -> str:
+        """Return the code if it is right. Otherwise raise ValidationError, and record a wrong code.
+
+        An attempt after too many wrong codes checks no code, and is in the log only.
+        """
+        client = client_of(context.request)
+        try:
+            code: str = super().clean_code()
+        except forms.ValidationError as problem:
+            if problem.code == "incorrect_code":
+                sign_ins.record_failed_sign_in(
+                    accounts=[self.user], client=client, method="second factor", now=timezone.now()
+                )
+            else:
+                sign_ins.record_early_attempt(accounts=[self.user], client=client, seconds=CODES_WAIT_SECONDS)
+            raise
+        return code

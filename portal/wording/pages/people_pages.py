@@ -12,9 +12,25 @@ SETUP_TEAM = "People ask for GPUs as members of a team, for one of its projects.
 SETUP_QUOTA_TITLE = "Give it a quota"
 SETUP_QUOTA = "The GPUs that a team is guaranteed, and how many free GPUs it may borrow."
 SETUP_NOTEBOOK = "JupyterLab on a GPU of the pool, in two clicks."
-PERSON_CREATED = "{name} can sign in now. Next, add them to a team."
-PERSON_CHANGED = "{name} is changed."
+PERSON_CREATED = "The account {name} is created. Give the link to the person, and add them to a team."
+SIGN_IN_FAILED = "Nobody has this user name or e-mail address with this password."
+TOO_MANY_CODES = "Too many wrong codes. Try again in five minutes."
+TOO_MANY_PASSWORDS = "Too many wrong passwords. Try again in {wait}."
+SETUP_CODE_HELP = (
+    "./run up prints it. On other installations, python manage.py setup_code prints it on the server."
+)
+REASON_LABEL = "Reason, kept in the audit record"
+REVOKE_TOKENS = "Also revoke the API tokens"
+TOKENS_HELP = "None selected: all of them."
+OWN_TOKENS_REVOKED = "{count} API tokens are revoked."
+REVOKE_OWN_TOKENS = "Also revoke my API tokens"
 USER_NAME_LABEL = "User name or e-mail address"
 TEAM_CREATED = "{name} is created. Next: its members, its projects and its quota."
 USER_UNKNOWN = "user is {given!a:.60}; allowed: the user name of somebody with an account."
 TOKEN_REVOKED = "The token {name} no longer works."
+
+
+def too_many_passwords(seconds: int) -> str:
+    """Return why an attempt to sign in is refused for now."""
+    count, unit = (-(-seconds // 60), "minute") if seconds > 90 else (seconds, "second")
+    return TOO_MANY_PASSWORDS.format(wait=f"{count} {unit}{'' if count == 1 else 's'}")

@@ -38,6 +38,7 @@ ALL = (200,) * 8
 OWN_TEAM = (200, 200, 200, 404, 404, 200, 404, 200)
 CHANGE = (200, 403, 200, 404, 404, 200, 404, 403)
 OPERATORS = (403, 403, 403, 403, 403, 200, 403, 403)
+ACCOUNT = (403, 403, 403, 404, 404, 200, 403, 403)  # operators protect accounts that they see
 OPERATORS_MAKE = (403, 403, 403, 403, 403, 201, 403, 403)
 FINANCE_MAKES = (403, 403, 403, 403, 403, 403, 201, 403)
 MEMBERS_MAKE = (201, 201, 201, 400, 400, 403, 403, 403)
@@ -77,6 +78,23 @@ BUDGET = {"team": "vision", "month": f"{datetime.now(UTC):%Y-%m}-01", "amount": 
 TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "me/"): ({}, ALL),
     ("PATCH", "me/"): ({"theme": "dark"}, ALL),
+    ("GET", "people/"): ({}, ALL),
+    ("POST", "people/"): ({"username": "ada", "email": "ada@example.org"}, OPERATORS_MAKE),
+    ("GET", "people/{username}/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
+    ("GET", "people/{username}/tokens/"): ({}, ACCOUNT),
+    ("GET", "people/{username}/effect/"): (
+        {},
+        (403, 403, 403, 404, 404, 400, 403, 403),
+    ),  # the verb is missing
+    ("POST", "people/{username}/roles/"): ({"finance": True}, ACCOUNT),
+    ("POST", "people/{username}/close/"): ({}, ACCOUNT),
+    ("POST", "people/{username}/open/"): ({}, ACCOUNT),
+    ("POST", "people/{username}/end-sessions/"): ({}, ACCOUNT),
+    ("POST", "people/{username}/revoke-tokens/"): ({}, ACCOUNT),
+    ("POST", "people/{username}/reset-password/"): ({}, ACCOUNT),
+    ("POST", "people/{username}/reset-second-factor/"): ({}, ACCOUNT),
+    ("POST", "people/{username}/address/"): ({"email": "new@example.org"}, ACCOUNT),
+    ("POST", "people/{username}/stop-work/"): ({}, ACCOUNT),
     ("GET", "teams/"): ({}, ALL),
     ("GET", "projects/"): ({}, ALL),
     ("GET", "templates/"): ({}, ALL),
@@ -376,6 +394,7 @@ def named(today_world: World) -> dict[str, str]:
         "hosts": "delta",
         "pools": "vision-only",
         "teams": "vision",
+        "people": world.vision.member.username,
         "templates": "small",
         "health-rules": "xid:79",
         "statements": "2199-01",

@@ -282,6 +282,7 @@ def entry_code(run: Run, user: User, session_key: str = "", seconds: float = 60)
         session_key_hash=hashlib.sha256(session_key.encode()).hexdigest() if session_key else "",
         created_at=now,
         expires_at=now + dt.timedelta(seconds=seconds),
+        session_generation=User.objects.get(pk=user.pk).session_generation,
     )
     return code
 

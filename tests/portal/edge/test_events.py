@@ -18,7 +18,7 @@ from agent.protocol import LogChunk, RunSeen
 from portal.edge import page_events
 from portal.models import User
 from portal.redis_state.access_revocation import ACCESS_CHANNEL
-from portal.services.people import teams
+from portal.services.people import account_security, teams
 from scheduler.runs import logs
 from scheduler.state.nudge import PAGE_CHANNEL
 from tests.portal.edge.conftest import EdgeSite, SmallAgent, observed, run_orm, running_notebook
@@ -174,6 +174,20 @@ async def test_signing_out_ends_the_event_stream(edge_site: EdgeSite) -> None:
     with pytest.raises(EOFError):
         await next_event(answer)
     assert (await listen(edge_site, key, "queue")).status == 401
+    await publish_change("queue")
+    assert await next_event(other) == ("queue", "queue")
+    other.close()
+
+
+async def test_ended_sessions_of_a_person_end_their_event_streams_and_no_others(edge_site: EdgeSite) -> None:
+    world = edge_site.world
+    person = world.vision.member
+    keys = [await run_orm(sign_in, user) for user in (person, world.vision.lead)]
+    answer, other = [await listen(edge_site, key, "queue") for key in keys]
+    await run_orm(account_security.end_sessions, actor=world.operator, user=person, now=timezone.now())
+    with pytest.raises(EOFError):
+        await next_event(answer)
+    assert (await listen(edge_site, keys[0], "queue")).status == 401
     await publish_change("queue")
     assert await next_event(other) == ("queue", "queue")
     other.close()

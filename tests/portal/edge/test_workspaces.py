@@ -40,6 +40,7 @@ from tests.portal.edge.conftest import (
     running_notebook,
 )
 from tests.waiting import until, until_unchanged
+from tests.world import PASSWORD
 
 
 async def received_request(answer: aiohttp.ClientResponse) -> dict[str, Any]:
@@ -518,6 +519,46 @@ async def test_sockets_of_a_revoked_token_are_closed_even_without_a_hint(
     assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert socket.close_code == 4401
     assert (await notebook.get(unused)).status == 403
+
+
+def change_own_password(browser: Client) -> None:
+    """Change the password of the person who is signed in with this browser."""
+    new = "another long enough one"
+    form = {"oldpassword": PASSWORD, "password1": new, "password2": new}
+    assert browser.post(reverse("account_change_password"), form).status_code == 302
+
+
+async def test_a_new_password_ends_sockets_cookies_and_unused_codes_of_all_sessions_of_the_person(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check what a hijacked session still reaches, without a periodic check of the edge."""
+    monkeypatch.setattr(access_cache, "DECISION_TTL_SECONDS", 600.0)
+    own, hijacked = [await run_orm(signed_in, notebook.owner) for _ in range(2)]
+    cookie = await notebook.enter(session_key=session_key_of(hijacked))
+    socket, slow = await notebook.socket(cookie), await notebook.get("/slow", cookie)
+    await slow.content.readline()
+    assert (await notebook.get("/api/contents", cookie)).status == 200
+    unused = await run_orm(entry_code, notebook.run, notebook.owner, session_key_of(hijacked))
+    await run_orm(change_own_password, own)
+    assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+    assert socket.close_code == 4401
+    with pytest.raises(aiohttp.ClientError):
+        await slow.content.read()
+    for path in ("/api/contents", "/api/terminals", "/lab"):
+        assert (await notebook.get(path, cookie)).status == 403
+    assert (await notebook.get(f"/.gpupool/enter?code={unused}")).status == 403
+    again = await notebook.enter(session_key=session_key_of(own))
+    assert (await notebook.get("/lab", again)).status == 200
+
+
+async def test_workspace_sessions_of_an_older_generation_are_refused_even_without_a_hint(
+    notebook: Notebook,
+) -> None:
+    socket = await notebook.socket(await notebook.enter())
+    await run_orm(User.objects.filter(pk=notebook.owner.pk).update, session_generation=7)
+    async with asyncio.timeout(access_cache.DECISION_TTL_SECONDS + 1):
+        assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+    assert socket.close_code == 4401
 
 
 def set_state(run: Any, state: WorkloadState) -> None:

@@ -15,6 +15,7 @@ from portal.models import Approval, AuditEvent, Submission, User
 from portal.services.approvals import decisions, effects, submissions
 from portal.services.calendar import reservations
 from portal.services.people import accounts
+from portal.services.people.setup_code import new_setup_code
 from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.rejection import OperationRejected
@@ -238,6 +239,8 @@ def test_the_last_two_operators_cannot_both_resign(committed: World) -> None:
 
 
 def test_the_first_run_setup_happens_once(transactional_db: None) -> None:
+    code = new_setup_code(MONDAY) or ""
+
     def run(name: str) -> Callable[[], Any]:
         return lambda: accounts.first_run(
             organisation=name,
@@ -246,6 +249,7 @@ def test_the_first_run_setup_happens_once(transactional_db: None) -> None:
             username=name,
             email=f"{name}@example.org",
             password="correct horse battery staple",
+            setup_code=code,
             now=MONDAY,
         )
 

@@ -1,0 +1,1 @@
+"""Define the commands about people and their accounts."""

@@ -1,0 +1,125 @@
+"""Count wrong passwords, and delay further attempts for a growing time.
+
+An attempt has several counters: one for each account that it may belong to, and one for the address. A
+counter allows some wrong passwords without a delay. Each further one doubles the time until the next attempt.
+An attempt is counted before the password is checked, so that many attempts at once are counted, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import redis
+from redis.commands.core import Script
+
+from scheduler.state import nudge
+
+log = logging.getLogger(__name__)
+
+# For each counter: KEYS has the count and the delay; ARGV has the free attempts, the first delay, the longest
+# delay and the time after which the count is forgotten, all in milliseconds. Returns the remaining delay, or
+# if the attempt may go on, 0 and the delay that it has started.
+COUNT_SCRIPT = """
+local remaining = 0
+for i = 1, #KEYS, 2 do remaining = math.max(remaining, redis.call('PTTL', KEYS[i + 1])) end
+if remaining > 0 then return {remaining, 0} end
+local started = 0
+for i = 1, #KEYS, 2 do
+  local a = 2 * (i - 1)
+  local count = redis.call('INCR', KEYS[i])
+  redis.call('PEXPIRE', KEYS[i], ARGV[a + 4])
+  local over = count - tonumber(ARGV[a + 1])
+  if over >= 0 then
+    local delay = math.min(tonumber(ARGV[a + 3]), tonumber(ARGV[a + 2]) * 2 ^ math.min(over, 30))
+    redis.call('SET', KEYS[i + 1], 1, 'PX', string.format('%.0f', delay))
+    started = math.max(started, delay)
+  end
+end
+return {0, math.floor(started)}
+"""
+
+
+@dataclass(frozen=True)
+class CounterLimits:
+    """The limits of one kind of counter, in seconds."""
+
+    free_attempts: int
+    first_delay: int
+    longest_delay: int
+    forgotten_after: int
+
+
+ACCOUNT_LIMITS = CounterLimits(free_attempts=5, first_delay=10, longest_delay=3600, forgotten_after=24 * 3600)
+# All attempts from one address, to any account. Many people may share an address.
+ADDRESS_LIMITS = CounterLimits(free_attempts=50, first_delay=10, longest_delay=600, forgotten_after=3600)
+
+
+@dataclass(frozen=True)
+class AttemptCounter:
+    name: str
+    limits: CounterLimits
+    cleared_on_success: bool = True
+
+    @property
+    def key(self) -> str:
+        return f"{nudge.SITE}:sign-in:{self.name}"
+
+
+@dataclass(frozen=True)
+class CountedAttempt:
+    """The result of counting: seconds until the next attempt is allowed.
+
+    ``refused`` means that this attempt was too early. Otherwise the seconds are the delay after this attempt
+    if its password is wrong; 0 if there is none.
+    """
+
+    refused: bool
+    seconds: int
+
+
+def count_attempt(counters: Sequence[AttemptCounter]) -> CountedAttempt:
+    """Count an attempt to sign in, unless it comes too early.
+
+    Without Redis the attempt is allowed, with a warning in the log: an outage must not lock everyone out.
+    """
+    keys = [key for counter in counters for key in (counter.key, f"{counter.key}:delay")]
+    limits = [counter.limits for counter in counters]
+    seconds = [
+        value
+        for each in limits
+        for value in (
+            each.free_attempts,
+            each.first_delay * 1000,
+            each.longest_delay * 1000,
+            each.forgotten_after * 1000,
+        )
+    ]
+    try:
+        remaining, started = _script()(keys=keys, args=seconds, client=nudge.redis_connection())
+    except redis.RedisError as error:
+        log.warning("attempts to sign in cannot be counted: %s", error)
+        return CountedAttempt(False, 0)
+    return CountedAttempt(remaining > 0, -(-max(remaining, started) // 1000))
+
+
+def forget_attempt(counters: Sequence[AttemptCounter]) -> None:
+    """Take back an attempt whose password was right. The wrong passwords of its account are forgotten."""
+    try:
+        with nudge.redis_connection().pipeline(transaction=False) as pipe:
+            for counter in counters:
+                if counter.cleared_on_success:
+                    pipe.delete(counter.key, f"{counter.key}:delay")
+                else:
+                    pipe.decr(counter.key)
+                    pipe.expire(counter.key, counter.limits.forgotten_after)
+            pipe.execute()
+    except redis.RedisError as error:
+        log.warning("a sign-in could not be taken off the count of attempts: %s", error)
+
+
+@functools.cache
+def _script() -> Script:
+    return nudge.redis_connection().register_script(COUNT_SCRIPT)

@@ -1,0 +1,41 @@
+"""End everything through which a person, or somebody in their name, is signed in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+
+from django.db.models import F
+
+from portal.models import ApiToken, User, WorkspaceSession
+from portal.redis_state.access_revocation import publish_rights_changed, publish_sessions_ended
+
+
+def end_sessions_of(user: User, now: datetime) -> int:
+    """End all sessions of a user, and return the number of workspace sessions that ended.
+
+    Call this function inside the transaction of the change. Portal sessions, entry codes and workspace
+    sessions of older generations are refused from then on, also after a closed account is opened again. The
+    edge closes open connections after the commit. ``keep_own_session`` keeps the session of the person who
+    acts.
+    """
+    User.objects.filter(pk=user.pk).update(session_generation=F("session_generation") + 1)
+    user.refresh_from_db(fields=["session_generation"])
+    ended = WorkspaceSession.objects.filter(user=user, ended_at=None).update(ended_at=now)
+    publish_sessions_ended(user.pk)
+    return ended
+
+
+def revoke_tokens_of(user: User, now: datetime, ids: Collection[int] | None = None) -> list[str]:
+    """Revoke the API tokens of a user, and return their names. Call it inside the transaction of the change.
+
+    ``ids`` limits the tokens; None means all. Tokens that were revoked before are left out.
+    """
+    rows = ApiToken.objects.filter(user=user, revoked_at=None)
+    if ids is not None:
+        rows = rows.filter(pk__in=ids)
+    names = dict(rows.order_by("created_at", "pk").values_list("pk", "name"))
+    ApiToken.objects.filter(pk__in=names, revoked_at=None).update(revoked_at=now)
+    if names:
+        publish_rights_changed()
+    return list(names.values())

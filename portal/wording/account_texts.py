@@ -1,0 +1,101 @@
+"""Define texts about changes that protect an account."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LINK_DAYS = 3
+LINK_LIFETIME = f"It works once, within {LINK_DAYS} days."
+
+
+@dataclass(frozen=True)
+class AccountVerb:
+    """The texts of a change of an account.
+
+    ``title`` is the question of its page, ``text`` its effect, ``label`` its button, and ``done`` the
+    confirmation. ``{}`` in ``title`` and ``done`` is the user name.
+    """
+
+    title: str
+    text: str
+    label: str
+    done: str
+
+
+ALL_SESSIONS = "All sessions of this person end at once, with open workspaces and unused links to them."
+
+ACCOUNT_VERBS = {
+    "change_roles": AccountVerb(
+        "Change the roles of {}?",
+        f"{ALL_SESSIONS} The person signs in again.",
+        "Change the roles",
+        "The roles of {} are changed.",
+    ),
+    "close_account": AccountVerb(
+        "Close the account {}?",
+        f"{ALL_SESSIONS} All API tokens are revoked. Nobody can sign in with the account until an operator "
+        "opens it again; the ended sessions and tokens stay invalid.",
+        "Close the account",
+        "The account {} is closed.",
+    ),
+    "open_account": AccountVerb(
+        "Open the account {}?",
+        "The person can sign in again. Earlier sessions and API tokens stay invalid.",
+        "Open the account",
+        "The account {} is open.",
+    ),
+    "end_sessions": AccountVerb(
+        "End the sessions of {}?",
+        f"{ALL_SESSIONS} The password stays valid.",
+        "End the sessions",
+        "The sessions of {} have ended.",
+    ),
+    "revoke_tokens": AccountVerb(
+        "Revoke the API tokens of {}?",
+        "Programs that use the tokens are refused at once, and workspaces that were opened with them end.",
+        "Revoke the tokens",
+        "The API tokens of {} are revoked.",
+    ),
+    "reset_password": AccountVerb(
+        "Reset the password of {}?",
+        f"The password is invalid at once. {ALL_SESSIONS} You get a link with which the person sets a new "
+        f"password. {LINK_LIFETIME}",
+        "Reset the password",
+        "The password of {} is invalid. Give the link below to the person.",
+    ),
+    "reset_second_factor": AccountVerb(
+        "Reset the second factor of {}?",
+        f"The authenticator app and the recovery codes become invalid. {ALL_SESSIONS} The person then signs "
+        "in with the password alone, until they set up a new second factor.",
+        "Reset the second factor",
+        "The second factor of {} is removed.",
+    ),
+    "change_address": AccountVerb(
+        "Change the e-mail address of {}?",
+        f"Mails, also for a new password, go to the new address. {ALL_SESSIONS}",
+        "Change the address",
+        "The e-mail address of {} is changed.",
+    ),
+    "stop_work": AccountVerb(
+        "Stop all work of {}?",
+        "Running work gets the signal to stop and its grace period, and waiting work leaves the queue. "
+        "Reservations stay. The person can start new work unless you also close the account.",
+        "Stop the work",
+        "All work of {} is stopped.",
+    ),
+}
+
+OWN_CHANGE_EFFECT = (
+    "Your other sessions end at once, with open workspaces and unused links to them. You stay signed in here."
+)
+TOKENS_STILL_WORK = (
+    "API tokens of yours that still work: {count}. If somebody else may know one, revoke it under API tokens."
+)
+
+
+def work_sentence(running: int, waiting: int, stops: bool) -> str:
+    """Return what a change of an account does to the work of its person."""
+    if not running and not waiting:
+        return "No work of this person runs or waits."
+    counts = f"{running} running and {waiting} waiting"
+    return f"{counts} workloads are stopped." if stops else f"{counts} workloads continue."
