@@ -1,7 +1,8 @@
 """Define the models of the portal: accounts, submissions and approvals, notices, audit, workspaces."""
 
-from portal.models.accounts import ApiToken, Membership, Organisation, User
+from portal.models.accounts import ApiToken, Membership, Organisation, TokenScope, User
 from portal.models.audit import AuditEvent
+from portal.models.idempotency import IdempotencyRecord
 from portal.models.notices import NoticeMark, Notification, ToldStart
 from portal.models.submissions import SUBMISSION_TRANSITIONS, Approval, Submission, SubmissionState, Template
 from portal.models.workspaces import (
@@ -16,6 +17,7 @@ __all__ = [
     "Approval",
     "AuditEvent",
     "EntryCode",
+    "IdempotencyRecord",
     "Membership",
     "NoticeMark",
     "Notification",
@@ -25,6 +27,7 @@ __all__ = [
     "SubmissionState",
     "Template",
     "ToldStart",
+    "TokenScope",
     "User",
     "WorkspaceOrigin",
     "WorkspaceSession",

@@ -16,6 +16,8 @@ from portal.models import ApiToken, Notification, Organisation, User, WorkspaceS
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
 from portal.services.money.billing_currency import checked_currency, set_first_currency
+from portal.services.people.api_tokens import revoke_all
+from portal.services.people.service_accounts import service_account_rejection
 from portal.wording.problems import administration_problems
 from portal.wording.refusal_texts import rejection_sentence
 from scheduler.core.rejection import OperationRejected
@@ -74,7 +76,8 @@ def change_user(
     """Change the roles of an account, or close or open the account.
 
     An argument of None keeps the present value. If the account is closed, its tokens are revoked and its
-    workspaces end. Raises Invalid, NotAllowed. Raises OperationRejected if no operator would remain.
+    workspaces end. Raises Invalid, NotAllowed. Raises OperationRejected if no operator would remain, or if a
+    service account would get a role.
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
@@ -82,6 +85,8 @@ def change_user(
     flags = _checked_roles(
         checks, {name: getattr(user, name) if flag is None else flag for name, flag in given.items()}
     )
+    if user.service_team is not None and any(flags.values()):
+        raise service_account_rejection(user)
     open_ = user.is_active if active is None else checks.flag("active", active)
     checks.done()
     others = User.objects.filter(operator=True, is_active=True, auditor=False).exclude(pk=user.pk)
@@ -93,7 +98,7 @@ def change_user(
         before = audit.audited_fields(user, "is_active", *ROLES)
         User.objects.filter(pk=user.pk).update(is_active=open_, **flags)
         if not open_:
-            ApiToken.objects.filter(user=user, revoked_at=None).update(revoked_at=now)
+            revoke_all(ApiToken.objects.filter(user=user), now)
             WorkspaceSession.objects.filter(user=user, ended_at=None).update(ended_at=now)
         publish_rights_changed()
         user.refresh_from_db()
