@@ -23,7 +23,7 @@ DOWNLOAD_TIMEOUT_SECONDS = 600.0  # a workbook is complete before its first byte
 DOWNLOAD_PART_BYTES = 1 << 16
 PORTAL_IS_OLDER = "is older than this command"
 UNKNOWN_ADDRESS_MESSAGE = "There is no such address"  # the start of a portal's message for an unknown address
-KEY_LIFETIME_HEADER = "Idempotency-Key-Lifetime"  # a portal that sends it accepts Idempotency-Key
+KEY_LIFETIME = "Idempotency-Key-Lifetime"  # a portal that sends it accepts Idempotency-Key
 GATEWAY_STATUSES = (502, 504)
 REPEAT_WAIT_SECONDS = (0.5, 2.0, 4.0)  # before each repetition of a request whose answer was lost
 Json = Any
@@ -126,8 +126,8 @@ class ApiClient:
     ) -> Any:
         """Send a request, and return what ``read`` returns for its answer.
 
-        If the answer is lost, the request is repeated: with the same ``Idempotency-Key``, the portal carries it
-        out only once. A portal without such keys could carry it out twice, so it gets no repetition.
+        If the answer is lost, the request is repeated: with the same ``Idempotency-Key``, the portal carries
+        it out only once. A portal without such keys could carry it out twice, so it gets no repetition.
         """
         key = str(uuid.uuid4()) if method == "POST" else None
         for wait in REPEAT_WAIT_SECONDS:
@@ -146,9 +146,7 @@ class ApiClient:
         if problem.in_progress:
             return True
         try:
-            accepted: bool = self._send(
-                "GET", "me/", read=lambda answer: KEY_LIFETIME_HEADER in answer.headers
-            )
+            accepted: bool = self._send("GET", "me/", read=lambda answer: KEY_LIFETIME in answer.headers)
         except CliError:
             return False
         return accepted

@@ -8,6 +8,7 @@ import sys
 import click
 
 from cli.commands import (
+    access,
     account,
     alerts,
     capacity,
@@ -55,6 +56,7 @@ COMMAND_MODULES = (
     exports,
     statements,
     telemetry,
+    access,
     account,
 )  # imported because each module adds its commands to ``cli``
 

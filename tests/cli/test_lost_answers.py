@@ -48,7 +48,7 @@ class LossyProxy:
                         self.close_connection = True
                         return
                 self.send_response(answer.status)
-                for name in ("Content-Type", client.KEY_LIFETIME_HEADER):
+                for name in ("Content-Type", client.KEY_LIFETIME):
                     if answer.headers.get(name) and name not in proxy.hidden_headers:
                         self.send_header(name, answer.headers[name])
                 self.send_header("Content-Length", str(len(text)))
@@ -94,7 +94,7 @@ def test_a_job_whose_answer_was_lost_is_submitted_again_with_the_same_key_and_ex
     assert Workload.objects.count() == 2 and len(set(proxy.keys)) == 2
 
     # A portal that does not know the keys would create a second job.
-    proxy.hidden_headers, proxy.losses = frozenset({client.KEY_LIFETIME_HEADER}), 1
+    proxy.hidden_headers, proxy.losses = frozenset({client.KEY_LIFETIME}), 1
     failed = gpupool(*SUBMIT)
     assert failed.code == 5 and "does not answer" in failed.err
     assert Workload.objects.count() == 3 and len(proxy.keys) == 7

@@ -92,8 +92,10 @@ class ServiceAccountTokenListView(ApiView):
         responses=page_schema(shapes.TokenShape),
     )
     def get(self, request: Request, name: str) -> Response:
-        """List the tokens of a service account, newest first, without their text."""
-        rows = ApiToken.objects.filter(user=_account(self, name)).select_related("user")
+        """List the tokens of a service account that you may change, newest first, without their text."""
+        account = _account(self, name)
+        policy.require(self.actor, "service_account.change", account)
+        rows = ApiToken.objects.filter(user=account).select_related("user")
         query = self.validated_query(PageQuery)
         return self.list_response(rows.order_by("-created_at", "-pk"), shapes.TokenShape, query)
 

@@ -100,10 +100,11 @@ def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
 
 
 def people(viewer: policy.Viewer) -> QuerySet[User]:
-    """Return the visible people with their memberships loaded."""
+    """Return the visible people with their memberships loaded. Service accounts are not people."""
     memberships = Membership.objects.select_related("team").order_by("team__name")
     return (
         policy.visible_users(viewer)
+        .filter(service_team=None)
         .prefetch_related(Prefetch("memberships", queryset=memberships))
         .order_by("username")
     )

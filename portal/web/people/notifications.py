@@ -75,6 +75,8 @@ def _notification_url(notice: Notification) -> str:
         return reverse("host", args=[notice.numbers["host"]])
     if notice.kind == "month_waits":
         return reverse("month-close", args=[notice.numbers["month"][:7]])
+    if notice.kind == "token_ends":
+        return reverse("service-accounts" if notice.numbers.get("account") else "tokens")
     if notice.kind == "statements_made":
         return f"{reverse('cost-centre-statements')}?month={notice.numbers['month'][:7]}"
     if notice.kind == "spend_question":
