@@ -178,7 +178,9 @@ class ApiClient:
                 with self._opener.open(request, timeout=seconds or self.seconds) as answer:
                     return read(answer)
             except urllib.error.HTTPError as refusal:
-                raise _error_of_response(refusal.code, refusal.read(), method) from None
+                text = refusal.read()
+                lost = _lost_answer(refusal.code, text, method)
+                raise (lost or _error_of_response(refusal.code, text)) from None
         except (urllib.error.URLError, OSError, http.client.HTTPException) as problem:
             reason = getattr(problem, "reason", None) or problem
             message = f"{self.login.url} does not answer: {reason}"
@@ -190,16 +192,22 @@ class ApiClient:
             raise CliError(f"{self.login.url} can't be used: {problem}", EXIT_UNREACHABLE) from None
 
 
-def _error_of_response(status: int, body: bytes, method: str) -> CliError:
+def _lost_answer(status: int, body: bytes, method: str) -> AnswerLost | None:
+    """Return an error if the portal may have carried out the request without answering it."""
+    if status == 409 and b'"request_in_progress"' in body:
+        message = next(iter(_messages_and_windows(body)[0]), "The request is in progress.")
+        return AnswerLost(message, method, in_progress=True)
+    if status in GATEWAY_STATUSES:
+        return AnswerLost(f"{status} without an answer of the portal.", method)
+    return None
+
+
+def _error_of_response(status: int, body: bytes) -> CliError:
     """Return the error of a refused call.
 
     The error contains the messages of the answer, and the windows of time in which the request would fit.
     """
     messages, windows = _messages_and_windows(body)
-    if status == 409 and b'"request_in_progress"' in body:
-        return AnswerLost(messages[0], method, in_progress=True)
-    if status in GATEWAY_STATUSES:
-        return AnswerLost(f"A proxy answered {status} for the portal.", method)
     if status == 401:
         return CliError(
             "The token is not accepted. Make a new one in the portal, then: gpupool login", EXIT_NOT_SIGNED_IN

@@ -8,7 +8,6 @@ import sys
 import click
 
 from cli.commands import (
-    access,
     account,
     alerts,
     capacity,
@@ -29,6 +28,7 @@ from cli.commands import (
     workloads,
 )
 from cli.commands.money import adjustments, chargeback, cost_centres, exports, prices, statements
+from cli.commands.people import access
 from cli.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, CliError
 from cli.session import cli
 

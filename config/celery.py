@@ -111,6 +111,7 @@ app.conf.update(
         "partitions": {"task": "telemetry.tasks.partitions", **_periodic(600.0, "telemetry")},
         "notices": {"task": "portal.tasks.notices", **_periodic(5.0, "notices")},
         "idle cull": {"task": "portal.tasks.idle_cull", **_periodic(10.0, "default")},
+        "isolation of new pools": {"task": "portal.tasks.demand_isolation", **_periodic(10.0, "default")},
         "expire submissions": {"task": "portal.tasks.expire_submissions", **_periodic(10.0, "default")},
         "unusual spend": {"task": "portal.tasks.unusual_spend", **_periodic(300.0, "default")},
         "warm utilisation": {"task": "portal.tasks.warm_utilisation", **_periodic(60.0, "default")},

@@ -14,6 +14,7 @@ from portal.reads.fleet.demand_forecast import warm_demand
 from portal.reads.utilisation.fleet_map import warm_host_days
 from portal.reads.utilisation.period import zone_of_organisation
 from portal.services import idempotency
+from portal.services.fleet import pools
 from portal.services.money import unusual_spend
 from portal.sweeps import expired_sessions, expired_submissions, idle_notebooks
 from scheduler.coordination import clock_correction
@@ -40,6 +41,12 @@ def expire_submissions() -> int:
     return clock_correction.with_steady_clock(
         lambda clock: expired_submissions.expire_submissions(clock.wall)
     )
+
+
+@shared_task(name="portal.tasks.demand_isolation")  # type: ignore[misc]
+def demand_isolation() -> int:
+    """Let new pools demand the isolation of their first hosts. Return the number of pools."""
+    return pools.demand_isolation_of_first_hosts(timezone.now())
 
 
 @shared_task(name="portal.tasks.forget_expired")  # type: ignore[misc]

@@ -19,6 +19,7 @@ def protect_from_oom_killer(file: Path = OOM_SCORE_FILE) -> list[str]:
             file.write_text(str(AGENT_OOM_SCORE))
     except (OSError, ValueError):
         return [
-            "If the memory of this host runs out, the kernel may end the agent: its oom_score_adj can't be set."
+            "If the memory of this host runs out, the kernel may end the agent: "
+            "its oom_score_adj can't be set."
         ]
     return []

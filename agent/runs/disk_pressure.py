@@ -4,8 +4,8 @@ A run can fill the disk through its ``/tmp`` and through the folder of its works
 can limit the size of a folder, so these folders are measured.
 
 A run is stopped if it exceeds the limit that the operator set. Without such a limit, it is stopped if it
-takes more than its share of a disk that is half full (see ``agent.runs.default_limits``). When the disk runs low, the run whose usage
-has grown most in the last minutes is stopped, before the disk is full. The growth of
+takes more than its share of a disk that is half full (see ``agent.runs.default_limits``). When the disk runs
+low, the run whose usage has grown most in the last minutes is stopped, before the disk is full. The growth of
 other runs never stops a run whose own usage is large but stable.
 """
 

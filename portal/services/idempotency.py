@@ -35,7 +35,7 @@ class IdempotencyKeyReused(ServiceError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class RequestAnswer:
     """A status and a body. ``is_repeated`` is True if an earlier request produced them."""
 
     status: int
@@ -59,7 +59,9 @@ def request_digest(method: str, path: str, body: bytes) -> str:
     return hashlib.sha256(head + hashlib.sha256(body).digest()).hexdigest()
 
 
-def answer_once(*, actor: User, key: str, digest: str, now: datetime, act: Callable[[], Answer]) -> Answer:
+def answer_once(
+    *, actor: User, key: str, digest: str, now: datetime, act: Callable[[], RequestAnswer]
+) -> RequestAnswer:
     """Return the stored answer of the key, or call ``act`` and store its answer in the same transaction.
 
     Only a successful answer is stored: a refused request changed nothing, so its repetition is carried out.
@@ -76,7 +78,7 @@ def answer_once(*, actor: User, key: str, digest: str, now: datetime, act: Calla
         if row is not None:
             if row.digest != digest:
                 raise IdempotencyKeyReused(input_problems.IDEMPOTENCY_KEY_REUSED)
-            return Answer(row.status, _decrypted(key, bytes(row.answer)), is_repeated=True)
+            return RequestAnswer(row.status, _decrypted(key, bytes(row.answer)), is_repeated=True)
         answer = act()
         if 200 <= answer.status < 300:
             rows.delete()

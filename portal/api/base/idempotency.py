@@ -34,12 +34,12 @@ def answering_once(post: PostHandler, actor: User, now: datetime) -> PostHandler
             return post(request, *args, **kwargs)
         made: list[Response] = []
 
-        def act() -> idempotency.Answer:
+        def act() -> idempotency.RequestAnswer:
             response = post(request, *args, **kwargs)
             if not isinstance(response, Response):
                 raise TypeError(f"{request.path}: a POST handler has to return a Response")
             made.append(response)
-            return idempotency.Answer(response.status_code, JSONRenderer().render(response.data))
+            return idempotency.RequestAnswer(response.status_code, JSONRenderer().render(response.data))
 
         digest = idempotency.request_digest("POST", request.get_full_path(), request._request.body)
         answer = idempotency.answer_once(actor=actor, key=key, digest=digest, now=now, act=act)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, cast
 
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.http.response import HttpResponseBase
 from django.utils import timezone
 from rest_framework import serializers, status
 from rest_framework.authentication import SessionAuthentication
@@ -65,12 +64,11 @@ class ApiView(APIView):
         """Authenticate and throttle the request. Raises NotAllowed if its token lacks the scope."""
         super().initial(request, *args, **kwargs)
         policy.require_scope(self.token, TokenScope.READ if request.method in SAFE_METHODS else self.scope)
-        if request.method == "POST" and self.scope != TokenScope.READ:
-            self.post = answering_once(self.post, self.actor, self.now)
+        post = getattr(self, "post", None)
+        if request.method == "POST" and post is not None and self.scope != TokenScope.READ:
+            setattr(self, "post", answering_once(post, self.actor, self.now))  # noqa: B010
 
-    def finalize_response(
-        self, request: Request, response: HttpResponseBase, *args: Any, **kwargs: Any
-    ) -> HttpResponseBase:
+    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
         """Return the response, with the number of seconds for which it accepts an ``Idempotency-Key``."""
         response[LIFETIME_HEADER] = str(int(KEY_LIFETIME.total_seconds()))
         return super().finalize_response(request, response, *args, **kwargs)

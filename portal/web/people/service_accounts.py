@@ -40,33 +40,36 @@ class ServiceAccountForm(ServiceForm):
 @sign_in_required
 def service_accounts(request: HttpRequest) -> HttpResponse:
     """List service accounts. Their owners, leads of their teams and operators change them."""
-    viewer, now, verb, text = current_user(request), timezone.now(), request.POST.get("verb", ""), ""
-    form = ServiceAccountForm(
-        request.POST if verb == "create" else None, viewer=viewer, initial={"owner": viewer.username}
-    )
+    viewer, now, verb = current_user(request), timezone.now(), request.POST.get("verb", "")
+    initial = {"owner": viewer.username}
+    form = ServiceAccountForm(request.POST if verb == "create" else None, viewer=viewer, initial=initial)
     token_form = TokenForm(request.POST if verb == "token" else None)
-    if verb == "revoke":
-        revoke_posted_token(request, now)
-    elif verb == "change":
-        _change(request)
-    elif verb == "token":
-        text = token_form.create(request, now, _posted_account(request))
-    elif verb == "create" and form.is_valid():
-        _create(request, form)
-    if verb in ("revoke", "change") or (verb == "create" and not form.errors):
+    text = token_form.create(request, now, _posted_account(request)) if verb == "token" else ""
+    if _changed(request, verb, form):
         return redirect("service-accounts")
     context = {
         "rows": reads.service_accounts(viewer),
         "form": form,
         "token_form": TokenForm() if text else token_form,
-        "may_create": form.fields["team"].queryset.exists(),  # type: ignore[attr-defined]
+        "may_create": reads.teams_with_new_accounts(viewer).exists(),
         "text": text,
         "now": now,
     }
-    invalid = form.errors or token_form.errors
-    response = render(request, "organisation/service_accounts.html", context, status=400 if invalid else 200)
+    status = 400 if form.errors or token_form.errors else 200
+    response = render(request, "organisation/service_accounts.html", context, status=status)
     response["Cache-Control"] = "no-store"
     return response
+
+
+def _changed(request: HttpRequest, verb: str, form: ServiceAccountForm) -> bool:
+    """Carry out the posted verb. Return True if the page is to be loaded again."""
+    if verb == "revoke":
+        revoke_posted_token(request, timezone.now())
+    elif verb == "change":
+        _change(request)
+    elif verb == "create" and form.is_valid():
+        _create(request, form)
+    return verb in ("revoke", "change") or (verb == "create" and not form.errors)
 
 
 def _posted_account(request: HttpRequest) -> User:
@@ -102,7 +105,8 @@ def _create(request: HttpRequest, form: ServiceAccountForm) -> None:
 
 def _change(request: HttpRequest) -> None:
     """Close or open a posted account, or give it the posted owner. Errors are shown as messages."""
-    account, form, arguments = _posted_account(request), ServiceForm(request.POST), {}
+    account, form = _posted_account(request), ServiceForm(request.POST)
+    arguments: dict[str, Any] = {}
     if "active" in request.POST:
         arguments["active"] = request.POST["active"] == "yes"
     if request.POST.get("owner"):

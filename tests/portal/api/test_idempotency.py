@@ -83,7 +83,7 @@ def test_a_key_is_kept_for_a_day(today_world: World) -> None:
             key="k",
             digest="d",
             now=now + timedelta(hours=hours),
-            act=lambda: idempotency.Answer(201, next(answers)),
+            act=lambda: idempotency.RequestAnswer(201, next(answers)),
         ).body
 
     assert [ask(0), ask(23.9), ask(24.1)] == [b"1", b"1", b"2"]
@@ -100,18 +100,18 @@ def test_a_request_in_progress_is_answered_409_and_its_change_and_answer_are_one
     def ask_at_the_same_time() -> None:
         try:
             idempotency.answer_once(
-                actor=member, key="k", digest="d", now=now, act=lambda: idempotency.Answer(201, b"")
+                actor=member, key="k", digest="d", now=now, act=lambda: idempotency.RequestAnswer(201, b"")
             )
         except OperationRejected as rejection:
             seen.append(rejection.code)
         finally:
             connection.close()
 
-    def act() -> idempotency.Answer:
+    def act() -> idempotency.RequestAnswer:
         other = threading.Thread(target=ask_at_the_same_time)
         other.start()
         other.join()
-        return idempotency.Answer(201, b"")
+        return idempotency.RequestAnswer(201, b"")
 
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         idempotency.answer_once(actor=member, key="k", digest="d", now=now, act=act)

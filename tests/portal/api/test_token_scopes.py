@@ -74,6 +74,11 @@ def test_a_token_does_only_what_its_scopes_allow(today_world: World) -> None:
     assert member.post("/api/v1/hosts/alpha/return/", {}).status_code == 403, "a scope gives no right"
 
 
+def test_a_method_that_an_endpoint_lacks_is_answered_405(today_world: World) -> None:
+    operator = client_with(today_world.operator, *TokenScope.values)
+    assert operator.post("/api/v1/security-settings/", {}).status_code == 405
+
+
 def test_a_token_of_the_api_makes_tokens_within_its_own_limits(today_world: World) -> None:
     member = client_with(today_world.vision.member, "submit")
     made = member.post("/api/v1/tokens/", {"name": "child"}).json()

@@ -167,6 +167,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "people": ("GET", ALL),
     "first-run": ("GET", OPERATORS),
     "tokens": ("GET", ALL),
+    "service-accounts": ("GET", ALL),
     "notifications": ("GET", ALL),
     "preferences": ("GET", ALL),
     "audit": ("GET", ALL),

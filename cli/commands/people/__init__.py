@@ -1,0 +1,1 @@
+"""Define the commands about tokens, service accounts and security."""
