@@ -169,8 +169,10 @@ def test_a_new_pool_demands_the_isolation_of_its_first_hosts(world: World) -> No
     pool = pools.create_pool(actor=world.operator, name="New", kind="dynamic", now=world.now)
     assert pools.demand_isolation_of_first_hosts(world.now) == 0, "no host has reported"
     for name, level in (("one", "limits"), ("two", "team_users")):
-        Host.objects.create(pool=pool, name=name, isolation="bubblewrap", isolation_level=level)
-    Host.objects.create(pool=pool, name="silent")
+        Host.objects.create(
+            pool=pool, name=name, isolation="bubblewrap", isolation_level=level, created_at=world.now
+        )
+    Host.objects.create(pool=pool, name="silent", created_at=world.now)
     assert pools.demand_isolation_of_first_hosts(world.now) == 1
     pool.refresh_from_db()
     assert pool.isolation == "team_users"
