@@ -55,6 +55,8 @@ WRITERS = {
     "Submission": ("portal/services/",),
     "Approval": ("portal/services/",),
     "AuditEvent": ("portal/services/",),
+    "ApiToken": ("portal/services/people/api_tokens.py",),
+    "IdempotencyRecord": ("portal/services/idempotency.py",),
 }
 # This module may create rows of every model: it writes the demo's simulated past directly as history.
 DEMO_HISTORY = "demo/past_rows.py"
