@@ -24,7 +24,7 @@ def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
     GPUs.
     """
     rows = policy.visible_teams(viewer).annotate(
-        people=Count("memberships", distinct=True),
+        people=Count("memberships", filter=Q(memberships__user__service_team=None), distinct=True),
         active_projects=Count("projects", filter=Q(projects__active=True), distinct=True),
     )
     guaranteed: dict[int, int] = {}
@@ -69,7 +69,9 @@ def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
     return {
         "team": team,
         "members": list(
-            Membership.objects.filter(team=team).select_related("user").order_by("-role", "user__username")
+            Membership.objects.filter(team=team, user__service_team=None)
+            .select_related("user")
+            .order_by("-role", "user__username")
         ),
         "projects": [
             {
