@@ -14,7 +14,7 @@ from portal.models import AuditEvent
 from portal.services.fleet import pools
 from portal.services.fleet.pools import demand_isolation
 from portal.wording import reason_texts
-from portal.wording.pages.isolation_texts import UNDECIDED, isolation_note
+from portal.wording.host_texts import ISOLATION_UNDECIDED, isolation_note
 from scheduler.core.planner import plan
 from scheduler.cycle import engine, snapshot
 from scheduler.cycle.apply import apply_plan
@@ -194,7 +194,7 @@ def test_an_operator_decides_about_the_isolation_of_a_new_pool_before_its_hosts(
 
 
 def test_the_page_of_a_pool_says_what_its_isolation_lacks() -> None:
-    assert isolation_note("none", [], True) == UNDECIDED
+    assert isolation_note("none", [], True) == ISOLATION_UNDECIDED
     assert "the pool may demand it" in isolation_note("none", ["limits", "sandbox"], False)
     assert "does not separate teams" in isolation_note("none", ["none"], False)
     assert "does not separate teams" in isolation_note("sandbox", [], False)

@@ -11,7 +11,7 @@ from portal import policy
 from portal.input_checks import InputChecks, unique_slug
 from portal.models import User
 from portal.services import audit
-from portal.wording.pages import isolation_texts
+from portal.wording.host_texts import ISOLATION_BY_FIRST_HOSTS
 from portal.wording.problems import administration_problems
 from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
@@ -184,7 +184,7 @@ def _demand_isolation_of_hosts(pool: Pool, now: datetime) -> bool:
         target=pool,
         before=before,
         after=audit.audited_fields(pool, "isolation"),
-        why=isolation_texts.BY_FIRST_HOSTS,
+        why=ISOLATION_BY_FIRST_HOSTS,
     )
     nudge.engine()
     nudge.pages(nudge.HOSTS)

@@ -21,8 +21,8 @@ from portal.web.fleet.repairs import RepairPolicyForm
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.duration_field import DURATION_EXAMPLES, DurationInSecondsField
 from portal.web.page.service_form import ServiceForm
+from portal.wording.host_texts import isolation_note
 from portal.wording.pages import fleet_pages
-from portal.wording.pages.isolation_texts import isolation_note
 from scheduler.models import Pool, Team
 from scheduler.state.isolation import Isolation
 
