@@ -34,6 +34,7 @@ from agent.gpu.simulated_reader import SimulatedGpuReader
 from agent.host import thread_pool
 from agent.host.addresses import local_address_towards
 from agent.host.durable_files import StateFolderError, write_text
+from agent.host.oom_protection import protect_from_oom_killer
 from agent.host.shutdown import run_and_exit
 from agent.host.state import StateFolder
 from agent.isolation.cgroups import Cgroups
@@ -180,6 +181,7 @@ async def _run_agent(
         *abstract_socket_note(launcher, network.mode),
         *socket_family_note(launcher),
         *runs.cgroups.notes,
+        *protect_from_oom_killer(),
     ]
     for note in notes:
         logging.getLogger("agent").warning(note)

@@ -113,7 +113,8 @@ def build_parser(commands_by_name: Mapping[str, Command]) -> argparse.ArgumentPa
         "--most-processes",
         type=_integer_argument(16, 999_999),
         default=MAX_PROCESSES_PER_RUN,
-        help="limit of processes of one workload, 16 to 999999",
+        help="limit of processes of a workload with all GPUs of the host, 16 to 999999; with fewer it is "
+        "its share",
     )
     run.add_argument(
         "--most-tmp",
@@ -121,7 +122,7 @@ def build_parser(commands_by_name: Mapping[str, Command]) -> argparse.ArgumentPa
         default=0,
         metavar="MIB",
         help="limit of one workload's temporary files, 16 to 999999: a workload that exceeds it is stopped; "
-        "default: no limit",
+        "default: its share of the disk by its GPUs, once the disk is half full",
     )
     run.add_argument(
         "--address",

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import ssl
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
@@ -19,6 +23,9 @@ DOWNLOAD_TIMEOUT_SECONDS = 600.0  # a workbook is complete before its first byte
 DOWNLOAD_PART_BYTES = 1 << 16
 PORTAL_IS_OLDER = "is older than this command"
 UNKNOWN_ADDRESS_MESSAGE = "There is no such address"  # the start of a portal's message for an unknown address
+KEY_LIFETIME = "Idempotency-Key-Lifetime"  # a portal that sends it accepts Idempotency-Key
+GATEWAY_STATUSES = (502, 504)
+REPEAT_WAIT_SECONDS = (0.5, 2.0, 4.0)  # before each repetition of a request whose answer was lost
 Json = Any
 
 
@@ -48,6 +55,18 @@ def read_json(answer: Any) -> Json:
     return json.loads(answer.read(), object_hook=ApiObject)
 
 
+class AnswerLost(CliError):
+    """The portal may have carried out the request, but its answer did not arrive.
+
+    ``in_progress`` is True if the portal says that it is still carrying out the first request with this key.
+    """
+
+    def __init__(self, message: str, method: str, *, in_progress: bool = False) -> None:
+        super().__init__(message, EXIT_UNREACHABLE)
+        self.method = method
+        self.in_progress = in_progress
+
+
 class ApiClient:
     """A client of one portal with one person's token."""
 
@@ -64,6 +83,10 @@ class ApiClient:
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Json:
         """Send a POST request and return the answer."""
         return self._call("POST", path, body or {})
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Json:
+        """Send a PATCH request and return the answer."""
+        return self._call("PATCH", path, body)
 
     def put(self, path: str, body: Mapping[str, Any]) -> Json:
         """Send a PUT request and return the answer."""
@@ -101,6 +124,43 @@ class ApiClient:
         read: Callable[[Any], Any] = read_json,
         seconds: float | None = None,
     ) -> Any:
+        """Send a request, and return what ``read`` returns for its answer.
+
+        If the answer is lost, the request is repeated: with the same ``Idempotency-Key``, the portal carries
+        it out only once. A portal without such keys could carry it out twice, so it gets no repetition.
+        """
+        key = str(uuid.uuid4()) if method == "POST" else None
+        for wait in REPEAT_WAIT_SECONDS:
+            try:
+                return self._send(method, path, body, key, read=read, seconds=seconds)
+            except AnswerLost as problem:
+                if not self._accepts_keys(problem):
+                    raise
+            time.sleep(wait)
+        return self._send(method, path, body, key, read=read, seconds=seconds)
+
+    def _accepts_keys(self, problem: AnswerLost) -> bool:
+        """Return True if the portal answers and carries out a repeated POST request only once."""
+        if problem.method != "POST":
+            return False
+        if problem.in_progress:
+            return True
+        try:
+            accepted: bool = self._send("GET", "me/", read=lambda answer: KEY_LIFETIME in answer.headers)
+        except CliError:
+            return False
+        return accepted
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        *,
+        read: Callable[[Any], Any] = read_json,
+        seconds: float | None = None,
+    ) -> Any:
         request = urllib.request.Request(
             f"{self.login.url}/api/v1/{path}",
             method=method,
@@ -110,6 +170,7 @@ class ApiClient:
                 "Accept": "application/json",
                 "Content-Type": "application/json",
                 "User-Agent": f"gpupool-cli/{VERSION}",
+                **({} if key is None else {"Idempotency-Key": key}),
             },
         )
         try:
@@ -117,13 +178,28 @@ class ApiClient:
                 with self._opener.open(request, timeout=seconds or self.seconds) as answer:
                     return read(answer)
             except urllib.error.HTTPError as refusal:
-                raise _error_of_response(refusal.code, refusal.read()) from None
+                text = refusal.read()
+                lost = _lost_answer(refusal.code, text, method)
+                raise (lost or _error_of_response(refusal.code, text)) from None
         except (urllib.error.URLError, OSError, http.client.HTTPException) as problem:
             reason = getattr(problem, "reason", None) or problem
-            raise CliError(f"{self.login.url} does not answer: {reason}", EXIT_UNREACHABLE) from None
+            message = f"{self.login.url} does not answer: {reason}"
+            if isinstance(reason, ConnectionRefusedError | socket.gaierror | ssl.SSLError):
+                raise CliError(message, EXIT_UNREACHABLE) from None  # the portal did not get the request
+            raise AnswerLost(message, method) from None
         except ValueError as problem:
             # The token has characters that a header can't have, or the answer is not JSON.
             raise CliError(f"{self.login.url} can't be used: {problem}", EXIT_UNREACHABLE) from None
+
+
+def _lost_answer(status: int, body: bytes, method: str) -> AnswerLost | None:
+    """Return an error if the portal may have carried out the request without answering it."""
+    if status == 409 and b'"request_in_progress"' in body:
+        message = next(iter(_messages_and_windows(body)[0]), "The request is in progress.")
+        return AnswerLost(message, method, in_progress=True)
+    if status in GATEWAY_STATUSES:
+        return AnswerLost(f"{status} without an answer of the portal.", method)
+    return None
 
 
 def _error_of_response(status: int, body: bytes) -> CliError:

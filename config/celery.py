@@ -111,6 +111,7 @@ app.conf.update(
         "partitions": {"task": "telemetry.tasks.partitions", **_periodic(600.0, "telemetry")},
         "notices": {"task": "portal.tasks.notices", **_periodic(5.0, "notices")},
         "idle cull": {"task": "portal.tasks.idle_cull", **_periodic(10.0, "default")},
+        "isolation of new pools": {"task": "portal.tasks.demand_isolation", **_periodic(10.0, "default")},
         "expire submissions": {"task": "portal.tasks.expire_submissions", **_periodic(10.0, "default")},
         "seal audit": {"task": "portal.tasks.seal_audit", **_periodic(60.0, "default")},
         "check audit": {"task": "portal.tasks.check_audit", **_periodic(60.0, "default")},

@@ -6,11 +6,12 @@ short transaction.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 
 from django.db import connection
 
-from portal.models import AuditProgress, Organisation
+from portal.models import ApiToken, AuditProgress, Organisation
 from scheduler.models import Pool
 from telemetry.models import CostCentre, HealthRule, Retention, UnusualSpend
 
@@ -70,6 +71,25 @@ def lock_statement_state(pk: int) -> str:
     with connection.cursor() as cursor:
         cursor.execute("SELECT state FROM telemetry_statement WHERE id = %s FOR SHARE", [pk])
         return str(cursor.fetchone()[0])
+
+
+def try_lock_request(user: int, key_hash: str) -> bool:
+    """Lock an idempotency key of a user until the commit. Return False if another transaction has the lock.
+
+    Call it inside a transaction. Keys share a lock only if 64 bits of their hashes are equal.
+    """
+    name = hashlib.sha256(f"request {user} {key_hash}".encode()).digest()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [int.from_bytes(name[:8], "big", signed=True)])
+        return bool(cursor.fetchone()[0])
+
+
+def lock_token(pk: int) -> ApiToken | None:
+    """Lock and return a token. Call it inside a transaction.
+
+    The lock keeps a token from being revoked while it creates another token.
+    """
+    return ApiToken.objects.select_for_update(no_key=True).filter(pk=pk).first()
 
 
 def lock_unusual_spend(ids: Collection[int]) -> dict[int, UnusualSpend]:

@@ -17,7 +17,16 @@ from django.contrib.auth.models import AnonymousUser
 from django.db.models import CharField, Exists, F, Func, OuterRef, Q, QuerySet, Value
 
 from portal.errors import NotAllowed
-from portal.models import ApiToken, AuditEvent, Membership, Notification, Submission, User
+from portal.models import (
+    ApiToken,
+    AuditEvent,
+    Membership,
+    Notification,
+    Organisation,
+    Submission,
+    TokenScope,
+    User,
+)
 from portal.models.audit import MONEY_VERBS
 from portal.wording.problems import permission_problems
 from scheduler.models import (
@@ -63,6 +72,8 @@ def team_id_of(thing: Any) -> int | None:
         return int(thing.project.team_id)
     if isinstance(thing, Pool | UnusualSpend):
         return thing.team_id
+    if isinstance(thing, User):
+        return thing.service_team_id
     return None
 
 
@@ -118,12 +129,55 @@ def _owner(user: Viewer, thing: Any = None) -> bool:
     return owner is not None and owner == user.pk
 
 
+def _owns_service_account(user: Viewer, thing: Any = None) -> bool:
+    """Return True for the owner of a service account, and for the leads of its team."""
+    account = thing.user if isinstance(thing, ApiToken) else thing
+    if not isinstance(account, User) or not account.is_service_account:
+        return False
+    return account.service_owner_id == user.pk or _lead(user, account)
+
+
+def _service_account(user: Viewer, thing: Any = None) -> bool:
+    return isinstance(user, User) and user.is_service_account
+
+
 def _decides_membership(user: Viewer, thing: Any = None) -> bool:
     return isinstance(thing, Submission) and thing.kind == Submission.Kind.MEMBERSHIP and _lead(user, thing)
 
 
 def _decides_budget(user: Viewer, thing: Any = None) -> bool:
     return isinstance(thing, Submission) and thing.kind == Submission.Kind.BUDGET and _finance(user)
+
+
+def _may_not_decide_own(user: Viewer, thing: Any = None) -> bool:
+    """Return True for the author of a submission, and for the owner of the service account that sent it."""
+    return (
+        isinstance(thing, Submission)
+        and user.pk in (thing.author_id, thing.author.service_owner_id)
+        and needs_separate_approver(thing)
+    )
+
+
+def needs_separate_approver(submission: Submission) -> bool:
+    """Return True if only a person other than its author may decide this submission.
+
+    The settings say so, or leave it open. If they leave it open, the result is True if two people or more
+    have the role that decides: finance for budgets, otherwise operators. The result does not depend on the
+    author.
+    """
+    return _separate_approver("finance" if submission.kind == Submission.Kind.BUDGET else "operator")
+
+
+def operators_need_separate_approver() -> bool:
+    """Return True if no operator may decide an own request at present."""
+    return _separate_approver("operator")
+
+
+def _separate_approver(role: str) -> bool:
+    setting = Organisation.objects.values_list("separate_approver", flat=True).first()
+    if setting is not None:
+        return bool(setting)
+    return User.objects.filter(is_active=True, auditor=False, **{role: True}).count() > 1
 
 
 def _is_budget_request(user: Viewer, thing: Any = None) -> bool:
@@ -138,6 +192,9 @@ is_auditor = rules.predicate(_auditor)
 is_member = rules.predicate(_member)
 is_lead = rules.predicate(_lead)
 is_owner = rules.predicate(_owner)
+may_not_decide_own = rules.predicate(_may_not_decide_own)
+owns_service_account = rules.predicate(_owns_service_account)
+is_service_account = rules.predicate(_service_account)
 decides_membership = rules.predicate(_decides_membership)
 decides_budget = rules.predicate(_decides_budget)
 is_budget_request = rules.predicate(_is_budget_request)
@@ -186,7 +243,16 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         permission_problems.TEAM_CHANGE,
     ),
     "team.remove": (changes_things & is_operator, permission_problems.TEAM_REMOVE),
-    "team.join": (changes_things, permission_problems.TEAM_JOIN),
+    "team.join": (changes_things & ~is_service_account, permission_problems.TEAM_JOIN),
+    "service_account.create": (
+        changes_things & (is_lead | is_operator) & ~is_service_account,
+        permission_problems.SERVICE_ACCOUNT_CREATE,
+    ),
+    # [User], a service account
+    "service_account.change": (
+        changes_things & (owns_service_account | is_operator) & ~is_service_account,
+        permission_problems.SERVICE_ACCOUNT_CHANGE,
+    ),
     # [UnusualSpend]
     "unusual_spend.explain": (
         changes_things & (is_lead | is_finance),
@@ -194,7 +260,9 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     ),
     # [Submission]
     "submission.decide": (
-        changes_things & ((is_operator & ~is_budget_request) | decides_membership | decides_budget),
+        changes_things
+        & ((is_operator & ~is_budget_request) | decides_membership | decides_budget)
+        & ~may_not_decide_own,
         permission_problems.SUBMISSION_DECIDE,
     ),
     "submission.withdraw": (
@@ -220,6 +288,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     "capacity.study": (changes_things & is_operator, permission_problems.CAPACITY_STUDY),
     "team.create": (changes_things & is_operator, permission_problems.TEAM_CREATE),
     "user.change": (changes_things & is_operator, permission_problems.USER_CHANGE),
+    "security.change": (changes_things & is_operator, permission_problems.SECURITY_CHANGE),
     "template.change": (changes_things & is_operator, permission_problems.TEMPLATE_CHANGE),
     "health_rule.change": (
         changes_things & is_operator,
@@ -253,7 +322,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     "own.change": (is_active, permission_problems.OWN_CHANGE),
     # [ApiToken]
     "token.revoke": (
-        is_active & (is_owner | is_operator),
+        is_active & (is_owner | owns_service_account | is_operator),
         permission_problems.TOKEN_REVOKE,
     ),
 }
@@ -271,7 +340,21 @@ def may(user: Viewer, action: str, thing: Any = None) -> bool:
 def require(user: Viewer, action: str, thing: Any = None) -> None:
     """Raise NotAllowed unless the user may take the action. The error contains the action's sentence."""
     if not may(user, action, thing):
-        raise NotAllowed(ACTIONS[action][1])
+        is_own = action == "submission.decide" and _may_not_decide_own(user, thing)
+        raise NotAllowed(permission_problems.OWN_REQUEST if is_own else ACTIONS[action][1])
+
+
+def require_scope(token: ApiToken | None, scope: TokenScope) -> None:
+    """Raise NotAllowed unless the token has the scope. The error names the scope.
+
+    ``token`` is None for a request that a session authenticates. A session has every scope.
+    """
+    if token is not None and scope not in token.scopes:
+        raise NotAllowed(
+            permission_problems.TOKEN_SCOPE.format(
+                name=token.name, scopes=", ".join(token.scopes), scope=str(scope)
+            )
+        )
 
 
 # -- visible objects
@@ -659,6 +742,24 @@ def visible_audit(user: Viewer) -> QuerySet[AuditEvent]:
 def visible_tokens(user: Viewer) -> QuerySet[ApiToken]:
     """Return the user's own tokens."""
     return ApiToken.objects.filter(user_id=_id_of(user))
+
+
+def visible_service_accounts(user: Viewer) -> QuerySet[User]:
+    """Return the service accounts of the user's teams. Operators and auditors see all of them."""
+    accounts = User.objects.exclude(service_team=None)
+    return accounts if sees_all_teams(user) else accounts.filter(service_team__in=my_team_ids(user))
+
+
+def revocable_tokens(user: Viewer) -> QuerySet[ApiToken]:
+    """Return the user's own tokens, and those of service accounts that the user owns.
+
+    Leads also find the tokens of all service accounts of their teams. Operators find those of every team.
+    """
+    found = Q(user_id=_id_of(user)) | Q(user__service_owner_id=_id_of(user))
+    found |= Q(user__service_team__in=my_team_ids(user, Membership.Role.LEAD))
+    if _active(user) and _operator(user):
+        found |= Q(user__service_team__isnull=False)
+    return ApiToken.objects.filter(found)
 
 
 def visible_notifications(user: Viewer) -> QuerySet[Notification]:

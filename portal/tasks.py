@@ -16,7 +16,9 @@ from portal.notices import delivery
 from portal.reads.fleet.demand_forecast import warm_demand
 from portal.reads.utilisation.fleet_map import warm_host_days
 from portal.reads.utilisation.period import zone_of_organisation
+from portal.services import idempotency
 from portal.services.audit_trail import seals, stream, verification
+from portal.services.fleet import pools
 from portal.services.money import unusual_spend
 from portal.sweeps import expired_sessions, expired_submissions, idle_notebooks
 from scheduler.coordination import clock_correction
@@ -47,11 +49,24 @@ def expire_submissions() -> int:
     )
 
 
+@shared_task(name="portal.tasks.demand_isolation")  # type: ignore[misc]
+def demand_isolation() -> int:
+    """Let new pools demand the isolation of their first hosts. Return the number of pools."""
+    return pools.demand_isolation_of_first_hosts(timezone.now())
+
+
 @shared_task(name="portal.tasks.forget_expired")  # type: ignore[misc]
 def forget_expired() -> int:
-    """Delete expired sessions, one-time codes and old notices. Return the number of deleted rows."""
+    """Delete expired sessions, one-time codes, answers of repeatable requests and old notices.
+
+    Return the number of deleted rows.
+    """
     now = timezone.now()
-    return expired_sessions.delete_expired_sessions(now) + delivery.delete_old_notices(now)
+    return (
+        expired_sessions.delete_expired_sessions(now)
+        + idempotency.delete_expired_answers(now)
+        + delivery.delete_old_notices(now)
+    )
 
 
 @shared_task(name="portal.tasks.seal_audit")  # type: ignore[misc]

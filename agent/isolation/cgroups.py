@@ -17,6 +17,8 @@ CONTROLLERS = ("cpu", "memory", "pids")
 IO_CONTROLLERS = {1: "blkio", 2: "io"}  # by version; they only measure, and set no limit
 DEVICES_CONTROLLER = "devices"  # version 1 only; version 2 needs a BPF program instead of a file
 CPU_PERIOD_MICROSECONDS = 100_000
+MAX_CPU_WEIGHT = 1_000  # of a run with all GPUs of the host; the kernel's default is 100
+V1_CPU_SHARES_PER_WEIGHT = 10  # version 1 has a default of 1,024 for 100 of version 2
 MAX_PROCESSES_PER_RUN = 16_384  # a fork bomb then harms only its own run
 PARENT_GROUP = "gpupool"
 # In this order: null, zero, full, random, urandom, tty, ptmx, pseudo terminals. Source: the kernel's
@@ -37,6 +39,9 @@ class ControllerRoot:
 class CgroupLimits:
     """The limits of one run; 0 means no limit.
 
+    ``cpu_weight``: the weight of the run when runs compete for the CPU, up to MAX_CPU_WEIGHT; 0: the default
+    of the kernel.
+
     ``devices``: the device nodes that the run may open in addition to ALWAYS_ALLOWED_DEVICES. None means that
     the run may open every device node.
     """
@@ -45,6 +50,7 @@ class CgroupLimits:
     memory_mib: int = 0
     processes: int = MAX_PROCESSES_PER_RUN
     devices: list[str] | None = None
+    cpu_weight: int = 0
 
 
 @dataclass(frozen=True)
@@ -246,12 +252,22 @@ def _limit_files(group: ControllerRoot, folder: Path, limits: CgroupLimits) -> l
         return _memory_limit_files(group, folder, limits.memory_mib << 20) if limits.memory_mib else []
     if group.controller == DEVICES_CONTROLLER:
         return _device_rules(limits.devices)
+    return _cpu_limit_files(group, limits)
+
+
+def _cpu_limit_files(group: ControllerRoot, limits: CgroupLimits) -> list[tuple[str, str]]:
+    """Return the (file, value) pairs of the weight and the limit of CPU."""
+    files: list[tuple[str, str]] = []
+    if limits.cpu_weight:
+        is_v2 = group.version == 2
+        weight = limits.cpu_weight if is_v2 else limits.cpu_weight * V1_CPU_SHARES_PER_WEIGHT
+        files.append(("cpu.weight" if is_v2 else "cpu.shares", str(weight)))
     quota = limits.cpu_milli * CPU_PERIOD_MICROSECONDS // 1000
-    if not quota:
-        return []
-    if group.version == 2:
-        return [("cpu.max", f"{quota} {CPU_PERIOD_MICROSECONDS}")]
-    return [("cpu.cfs_period_us", str(CPU_PERIOD_MICROSECONDS)), ("cpu.cfs_quota_us", str(quota))]
+    if quota and group.version == 2:
+        files.append(("cpu.max", f"{quota} {CPU_PERIOD_MICROSECONDS}"))
+    elif quota:
+        files += [("cpu.cfs_period_us", str(CPU_PERIOD_MICROSECONDS)), ("cpu.cfs_quota_us", str(quota))]
+    return files
 
 
 def _memory_limit_files(group: ControllerRoot, folder: Path, size: int) -> list[tuple[str, str]]:

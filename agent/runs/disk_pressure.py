@@ -3,8 +3,9 @@
 A run can fill the disk through its ``/tmp`` and through the folder of its workspace socket. Not every host
 can limit the size of a folder, so these folders are measured.
 
-A run is stopped if it exceeds the limit that the operator set. When the disk runs low, the run whose usage
-has grown most in the last minutes is stopped, before the disk is full. The growth of
+A run is stopped if it exceeds the limit that the operator set. Without such a limit, it is stopped if it
+takes more than its share of a disk that is half full (see ``agent.runs.default_limits``). When the disk runs
+low, the run whose usage has grown most in the last minutes is stopped, before the disk is full. The growth of
 other runs never stops a run whose own usage is large but stable.
 """
 
@@ -25,6 +26,7 @@ from typing import Any
 
 from agent.host import processes
 from agent.host.durable_files import log_disk_errors, read_json, write_json
+from agent.runs.default_limits import gpu_share, scratch_limit_bytes
 from agent.runs.local_run import LocalRun
 from agent.runs.manager import MIN_FREE_BYTES, MIN_FREE_FILES, RunManager
 from agent.runs.reconcile import StopRun
@@ -60,15 +62,15 @@ def pressure_threshold(total: int, *, least: int = MIN_FREE_BYTES, most: int = M
     return max(least, min(most, int(total * PRESSURE_SHARE)))
 
 
-def runs_over_limit(taken: dict[str, int], most: int) -> dict[str, str]:
-    """Return a sentence for the user of each run above the limit, by id of the run.
+def runs_over_limit(taken: dict[str, int], limits: dict[str, int]) -> dict[str, str]:
+    """Return a sentence for the user of each run above its limit, by id of the run.
 
-    ``taken``: the bytes on the disk by run. ``most``: the limit of one run in bytes; 0 means no limit.
+    ``taken``: the bytes on the disk by run. ``limits``: the limit in bytes by run; 0 or missing: no limit.
     """
     return {
-        run: f"its temporary files took {_format_mib(took)}; allowed on this host: {_format_mib(most)}"
+        run: f"its temporary files took {_format_mib(took)}; allowed on this host: {_format_mib(limits[run])}"
         for run, took in taken.items()
-        if 0 < most < took
+        if 0 < limits.get(run, 0) < took
     }
 
 
@@ -161,7 +163,10 @@ def _read_free_space(folder: Path) -> FreeSpace:
 
 
 class DiskPressure:
-    """Watches the disk usage of one host's runs. ``most_bytes``: the limit of one run; 0 means no limit."""
+    """Watches the disk usage of one host's runs.
+
+    ``most_bytes``: the limit of one run; 0 means its share of the disk, once the disk is half full.
+    """
 
     def __init__(self, runs: RunManager, most_bytes: int) -> None:
         self._runs = runs
@@ -197,12 +202,29 @@ class DiskPressure:
         is_unexplained = space.is_low and not self._unchanged_since_external_fill(now, space)
         if is_unexplained and not self._is_waiting_for_space(now):
             await self._stop_the_largest_run(now, space)
-        if self._most and now - self._measured_at >= LIMIT_CHECK_SECONDS:
+        if now - self._measured_at >= LIMIT_CHECK_SECONDS:
             self._measured_at = now
-            for name, why in runs_over_limit(
-                await asyncio.to_thread(measure_bytes, self._active_runs()), self._most
-            ).items():
+            await self._stop_runs_over_limit(now)
+
+    async def _stop_runs_over_limit(self, now: float) -> None:
+        """Measure the runs that have a limit, and stop those above it."""
+        runs = self._active_runs()
+        limits = {run.id: self._most for run in runs} if self._most else self._shares_of_disk(runs)
+        limited = [run for run in runs if limits[run.id]]
+        if limited:
+            taken = await asyncio.to_thread(measure_bytes, limited)
+            for name, why in runs_over_limit(taken, limits).items():
                 self._stop(name, why, now)
+
+    def _shares_of_disk(self, runs: list[LocalRun]) -> dict[str, int]:
+        """Return the limit of each run by its share of the GPUs; 0 means no limit."""
+        disk = shutil.disk_usage(self._runs.state.folder)
+        return {
+            run.id: scratch_limit_bytes(
+                gpu_share(run.about.get("unit_uuids", ()), self._runs.hardware.gpus), disk.total, disk.used
+            )
+            for run in runs
+        }
 
     async def _stop_the_largest_run(self, now: float, space: FreeSpace) -> None:
         """Stop the run that caused the lack of bytes, or else the run that caused the lack of files.

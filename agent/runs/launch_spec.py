@@ -14,13 +14,14 @@ from agent.gpu.reader import GpuInventory
 from agent.host.addresses import interface_of
 from agent.host.state import StateFolder
 from agent.host.system_path import SYSTEM_PATH
-from agent.isolation.cgroups import CgroupLimits, Cgroups
+from agent.isolation.cgroups import Cgroups
 from agent.isolation.launcher_choice import shim_entry_spec
 from agent.isolation.launchers import Launcher, SandboxPaths, SandboxRequest, gpu_device_nodes
 from agent.isolation.team_users import RunPlacement
 from agent.isolation.workload_network import WorkloadNetwork
 from agent.protocol import RunWanted
 from agent.runs import gangs
+from agent.runs.default_limits import host_memory_mib, run_limits
 from agent.runs.hooks import Hooks
 from agent.runs.local_run import LocalRun
 
@@ -48,7 +49,9 @@ def launch_spec(host: LaunchContext, run: LocalRun, wanted: RunWanted, place: Ru
     view = host.launcher.view(box)
     launch = host.launcher.launch(box)
     nodes = gpu_device_nodes(box.devices)
-    limits = CgroupLimits(wanted.cpu_milli, wanted.memory_mib, host.cgroups.max_processes, nodes)
+    limits = run_limits(
+        wanted, host.hardware.gpus, host_memory_mib(), host.cgroups.max_processes, devices=nodes
+    )
     groups = host.cgroups.make(run.about["mark"], limits)
     host.network.admit_user(box.user)
     return {

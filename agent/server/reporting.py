@@ -36,6 +36,7 @@ from agent.protocol import (
     StraySeen,
 )
 from agent.runs import log_reader
+from agent.runs.default_limits import host_memory_mib
 from agent.runs.local_run import write_log_mark
 from agent.runs.manager import RunManager
 from agent.server import host_key
@@ -318,11 +319,10 @@ def build_inventory(
     ``notes``: sentences about the host's limitations. ``diagnostics``: the names of the operator's
     diagnostics.
     """
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return Inventory(
         gpus=hardware.gpus,
         cpu_milli=(os.cpu_count() or 1) * 1000,
-        memory_mib=memory,
+        memory_mib=host_memory_mib(),
         isolation=launcher.name,
         simulated=reader.simulated,
         driver_version=hardware.driver_version,

@@ -22,6 +22,9 @@ SCOPES_SINCE_ABI = 6  # Landlock ABI of Linux 6.12
 PR_SET_NO_NEW_PRIVS = 38
 CLONE_NEWNS = 0x20000
 MFD_NOEXEC_SEAL = 8
+OOM_SCORE_FILE = "/proc/self/oom_score_adj"
+# The kernel ends processes with a higher value first. Services of the host have 0, the agent has less.
+WORKLOAD_OOM_SCORE = 300
 MS_BIND, MS_REC, MS_SLAVE, MS_NOSUID, MS_NODEV = 0x1000, 0x4000, 0x80000, 0x2, 0x4
 KEYCTL_JOIN_SESSION_KEYRING = 1
 # Numbers of the system call keyctl, for which the C library has no function.
@@ -88,6 +91,7 @@ def enter_workload(spec: dict[str, Any]) -> None:
     - ``known_families``: True to allow only the socket families of ``agent.shim.socket_filter``.
     """
     libc = ctypes.CDLL(None, use_errno=True)
+    prefer_for_oom_killer()
     for name in spec.get("cgroup_procs", ()):
         with open(name, "w") as file:
             file.write(str(os.getpid()))
@@ -112,6 +116,22 @@ def enter_workload(spec: dict[str, Any]) -> None:
         restrict_abstract_sockets(libc)
     if known_families:
         restrict_socket_families(libc)
+
+
+def prefer_for_oom_killer() -> None:
+    """Let the kernel end this process and its children before the agent and the services of the host.
+
+    The process inherits the protection of the agent. Raises OSError if it can't give up this protection.
+    """
+    with open(OOM_SCORE_FILE) as file:
+        score = int(file.read())
+    if score < WORKLOAD_OOM_SCORE:
+        try:
+            with open(OOM_SCORE_FILE, "w") as file:
+                file.write(str(WORKLOAD_OOM_SCORE))
+        except OSError:
+            if score < 0:
+                raise
 
 
 def argv_with_environment(argv: list[str], env: dict[str, str]) -> tuple[list[str], int]:

@@ -39,6 +39,7 @@ from portal.api.money import (
 from portal.api.money import views as money
 from portal.api.people import accounts as people
 from portal.api.people import removal as own_removal
+from portal.api.people import security_settings, service_accounts
 from portal.api.people import views as own
 from portal.api.work import right_sizing, run_use, views
 
@@ -67,6 +68,10 @@ urlpatterns = [
     path("templates/<slug:slug>/remove/", own_removal.RemoveTemplateView.as_view()),
     path("tokens/", own.TokenListView.as_view()),
     path("tokens/<int:id>/revoke/", own.RevokeTokenView.as_view()),
+    path("service-accounts/", service_accounts.ServiceAccountListView.as_view()),
+    path("service-accounts/<str:name>/", service_accounts.ServiceAccountView.as_view()),
+    path("service-accounts/<str:name>/tokens/", service_accounts.ServiceAccountTokenListView.as_view()),
+    path("security-settings/", security_settings.SecuritySettingsView.as_view()),
     path("notifications/", own.NotificationListView.as_view()),
     path("notifications/read/", own.MarkNotificationsReadView.as_view()),
     path("audit/", own.AuditEventListView.as_view()),

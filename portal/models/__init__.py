@@ -1,8 +1,9 @@
 """Define the models of the portal: accounts, submissions and approvals, notices, audit, workspaces."""
 
-from portal.models.accounts import ApiToken, Membership, Organisation, User
+from portal.models.accounts import ApiToken, Membership, Organisation, TokenScope, User
 from portal.models.audit import AuditEvent
 from portal.models.audit_seals import AuditProgress, AuditSeal, SealedAuditEvent
+from portal.models.idempotency import IdempotencyRecord
 from portal.models.notices import NoticeMark, Notification, ToldStart
 from portal.models.sign_ins import SetupCode, TokenAddress
 from portal.models.submissions import SUBMISSION_TRANSITIONS, Approval, Submission, SubmissionState, Template
@@ -20,6 +21,7 @@ __all__ = [
     "AuditProgress",
     "AuditSeal",
     "EntryCode",
+    "IdempotencyRecord",
     "Membership",
     "NoticeMark",
     "Notification",
@@ -32,6 +34,7 @@ __all__ = [
     "Template",
     "TokenAddress",
     "ToldStart",
+    "TokenScope",
     "User",
     "WorkspaceOrigin",
     "WorkspaceSession",

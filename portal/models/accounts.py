@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from django.contrib.auth.models import AbstractUser
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 from django.utils.crypto import salted_hmac
@@ -26,6 +27,14 @@ class Organisation(models.Model):
     )
     two_step_close = models.BooleanField(
         default=False, help_text="one person proposes to close a month, and another person closes it"
+    )
+    token_days = models.PositiveSmallIntegerField(
+        default=365, help_text="longest life of an API token that is made in the browser, in days"
+    )
+    separate_approver = models.BooleanField(
+        null=True,
+        default=None,
+        help_text="nobody decides their own request; null: where there are two operators",
     )
     simulated_history_until = models.DateTimeField(null=True, blank=True)
     history_progress = models.JSONField(
@@ -75,6 +84,33 @@ class User(AbstractUser):
         key_salt = "django.contrib.auth.models.AbstractBaseUser.get_session_auth_hash"
         return salted_hmac(key_salt, self.sign_in_state, secret=secret, algorithm="sha256").hexdigest()
 
+    service_team = models.ForeignKey(
+        Team,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="service_accounts",
+        help_text="team of a service account; null: a person",
+    )
+    service_owner = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="service_accounts",
+        help_text="person who answers for a service account",
+    )
+
+    @property
+    def is_service_account(self) -> bool:
+        return self.service_team_id is not None
+
+    def may_authenticate(self) -> bool:
+        """Return True if the account is active. A service account also needs an active owner."""
+        if not self.is_active or not self.is_service_account:
+            return bool(self.is_active)
+        return self.service_owner is not None and bool(self.service_owner.is_active)
+
 
 class Membership(models.Model):
     class Role(models.TextChoices):
@@ -92,25 +128,43 @@ class Membership(models.Model):
         ]
 
 
+class TokenScope(models.TextChoices):
+    """The rights that a token may have. A token never allows more than its user may do."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    MANAGE = "manage"
+    FINANCE = "finance"
+
+
+def all_scopes() -> list[str]:
+    """Return every scope. A token with all of them may do everything that its user may do."""
+    return list(TokenScope.values)
+
+
 class ApiToken(models.Model):
     """An API token. Its text is shown once, when it is created.
 
-    Only the hash of the text is stored.
+    Only the hash of the text is stored. ``parent`` is the token that created this one. A token ends, or is
+    revoked, no later than its parent.
     """
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="api_tokens")
     name = models.CharField(max_length=80)
     prefix = models.CharField(max_length=12, help_text="first characters of the token, to identify it")
     token_hash = models.CharField(unique=True, max_length=64)
+    scopes = ArrayField(models.CharField(max_length=8, choices=TokenScope.choices), default=all_scopes)
+    parent = models.ForeignKey(
+        "self", null=True, blank=True, on_delete=models.CASCADE, related_name="children"
+    )
     created_at = models.DateTimeField()
-    expires_at = models.DateTimeField(null=True, blank=True)
+    expires_at = models.DateTimeField()
     last_used_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
 
+    class Meta:
+        constraints = [models.CheckConstraint(condition=~Q(scopes=[]), name="a_token_has_a_scope")]
+
     def is_in_force(self, now: datetime) -> bool:
-        """Return True if the token is neither revoked nor expired, and the account of its owner is active."""
-        return (
-            self.revoked_at is None
-            and (self.expires_at is None or self.expires_at > now)
-            and self.user.is_active
-        )
+        """Return True if the token is neither revoked nor expired, and its account may authenticate."""
+        return self.revoked_at is None and self.expires_at > now and self.user.may_authenticate()

@@ -34,6 +34,7 @@ from portal.notices.hosts import (
     host_failures,
 )
 from portal.notices.maintenance import maintenance_windows
+from portal.notices.recipients import service_account_owners
 from portal.notices.removals import removals
 from portal.notices.reservations import (
     rebound_reservations,
@@ -44,6 +45,7 @@ from portal.notices.reservations import (
     upcoming_reservations,
 )
 from portal.notices.stray_processes import stray_digests, strays_of_users
+from portal.notices.tokens import ending_tokens
 from portal.notices.workloads import (
     advised_workloads,
     ended_arrays,
@@ -67,9 +69,10 @@ def write_notices(now: datetime) -> int:
     """Write the notices about all events since the last run. Return the number of new notices."""
     with transaction.atomic():
         since = _lookback_start(now)
+        owners = service_account_owners()
         rows: dict[tuple[int, str], Notification] = {}
         for notice in (notice for source in NOTICE_SOURCES for notice in source(since, now)):
-            for user in notice.users:
+            for user in sorted({owners.get(user, user) for user in notice.users}):
                 row = Notification(
                     user_id=user,
                     kind=notice.kind,
@@ -145,4 +148,5 @@ NOTICE_SOURCES = (
     decided_adjustments,
     begun_alerts,
     planned_stops_of_unused_work,
+    ending_tokens,
 )

@@ -23,6 +23,12 @@ def finance_ids() -> tuple[int, ...]:
     return tuple(User.objects.filter(finance=True, is_active=True).values_list("pk", flat=True))
 
 
+def service_account_owners() -> dict[int, int]:
+    """Return the id of the owner for each service account that has one. The owner gets its notices."""
+    rows = User.objects.exclude(service_team=None).exclude(service_owner=None)
+    return dict(rows.values_list("pk", "service_owner_id"))
+
+
 def lead_ids(team_id: int) -> set[int]:
     """Return the ids of a team's leads."""
     leads: Iterable[int] = Membership.objects.filter(team_id=team_id, role=Membership.Role.LEAD).values_list(

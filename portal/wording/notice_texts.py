@@ -198,6 +198,10 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"{_new_statements(int(f.get('count') or 1), f.plain('', 'number'))}"
     ),
     "spend_question": lambda f: f"{f.plain('', 'author')} asks about a charge: {f.plain('', 'question')}",
+    "token_ends": lambda f: (
+        f"The API token {f.plain('', 'name')}{f.plain(' of ', 'account')} ends on "
+        f"{date_and_time(f.get('expires_at'))}. Make a new one before, under API tokens."
+    ),
     "adjustment_proposed": lambda f: (
         f"{f.plain('', 'author')} proposes {f.plain('', 'number')}, {f.plain('', 'amount')} for "
         f"{f.plain('', 'cost_centre')}. Approve or reject it on the page Credits and adjustments."

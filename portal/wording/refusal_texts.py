@@ -267,7 +267,15 @@ REFUSALS: dict[str, Sentence] = {
     "last_operator": "{name} is the last operator; make somebody else one first.",
     "accounts_exist": "This portal has accounts already; sign in instead.",
     "person_is_not_a_member": "{name} is not in {team}.",
+    "service_account_has_one_team": (
+        "{name} is a service account of {team}: it is a member of this team only, without another role."
+    ),
     "token_is_revoked": "The token {name} is revoked already.",
+    "request_in_progress": "A request with this Idempotency-Key is in progress; repeat it in a few seconds.",
+    "answer_is_unreadable": (
+        "The request with this Idempotency-Key was carried out, but the secret key of the server has changed "
+        "since, so its answer is lost. Look for the result in the list."
+    ),
     "organisation_is_missing": "There is no organisation in this database: restore the backup first.",
 }
 

@@ -70,6 +70,9 @@ class Pool(models.Model):
         default=Isolation.NONE,
         help_text="hosts with less isolation take no new work",
     )
+    isolation_from_hosts = models.BooleanField(
+        default=False, help_text="True: the first hosts of the pool decide which isolation it demands"
+    )
     stray_action = models.CharField(
         max_length=6,
         choices=StrayAction.choices,

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from agent.gpu.reader import GpuInventory
 from agent.host import processes
 from agent.host.durable_files import read_json
 from agent.host.state import StateFolder
@@ -535,8 +536,10 @@ def make_disk_pressure(
         stopped.append(order.run)
         runs[order.run].stop_ordered = True
 
-    trash = SimpleNamespace(is_emptied=False)
-    here = SimpleNamespace(state=SimpleNamespace(folder=disk), runs=runs, trash=trash, stop=stop)
+    trash, hardware = SimpleNamespace(is_emptied=False), GpuInventory(gpus=[])
+    here = SimpleNamespace(
+        state=SimpleNamespace(folder=disk), runs=runs, trash=trash, stop=stop, hardware=hardware
+    )
     monkeypatch.setattr(disk_pressure, "measure_bytes", lambda there: {run.id: has[run.id] for run in there})
     return disk_pressure.DiskPressure(here, 0), has  # type: ignore[arg-type]
 
@@ -571,6 +574,7 @@ async def test_snapshots_of_disk_usage_are_kept_for_minutes(
         state=SimpleNamespace(folder=disk),
         runs=runs,
         trash=SimpleNamespace(is_emptied=False),
+        hardware=GpuInventory(gpus=[]),
         stop=lambda stop: stopped.append(stop.run),
     )
     monkeypatch.setattr(disk_pressure, "measure_bytes", lambda there: dict(has))
@@ -595,8 +599,12 @@ async def test_files_are_not_recounted_at_every_look_on_a_disk_that_stays_low(
 
     monkeypatch.setattr(disk_pressure, "measure_bytes", measured)
     run = LocalRun(disk / "run-1", {"run": "run-1", "kind": "job"}, shim={"started_at": 1.0})
-    trash = SimpleNamespace(is_emptied=False)
-    here = SimpleNamespace(state=SimpleNamespace(folder=disk), runs={run.id: run}, trash=trash)
+    here = SimpleNamespace(
+        state=SimpleNamespace(folder=disk),
+        runs={run.id: run},
+        trash=SimpleNamespace(is_emptied=False),
+        hardware=GpuInventory(gpus=[]),
+    )
     watch = disk_pressure.DiskPressure(here, 0)  # type: ignore[arg-type]
     with (disk / "log of something else").open("ab", buffering=0) as file:
         file.write(bytes(20 << 20))
@@ -612,8 +620,9 @@ async def test_files_are_not_recounted_at_every_look_on_a_disk_that_stays_low(
 
 
 def test_the_limit_applies_per_run_and_pressure_starts_before_a_full_disk() -> None:
-    assert list(runs_over_limit({"a": 3 << 30, "b": 5 << 30, "c": 1 << 30}, 2 << 30)) == ["a", "b"]
-    assert runs_over_limit({"a": 3 << 30}, 0) == {}
+    limits = {"a": 2 << 30, "b": 2 << 30, "c": 2 << 30, "d": 0}
+    taken = {"a": 3 << 30, "b": 5 << 30, "c": 1 << 30, "d": 9 << 30}
+    assert list(runs_over_limit(taken, limits)) == ["a", "b"]
     assert [pressure_threshold(total << 30) >> 20 for total in (1, 40, 1000)] == [64, 2048, 4096]
 
 

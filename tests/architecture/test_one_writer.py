@@ -59,6 +59,8 @@ WRITERS = {
     "SealedAuditEvent": ("portal/services/audit_trail/seals.py",),
     "SetupCode": ("portal/services/people/setup_code.py",),
     "TokenAddress": ("portal/services/people/sign_ins.py",),
+    "ApiToken": ("portal/services/people/api_tokens.py",),
+    "IdempotencyRecord": ("portal/services/idempotency.py",),
 }
 # This module may create rows of every model: it writes the demo's simulated past directly as history.
 DEMO_HISTORY = "demo/past_rows.py"

@@ -74,8 +74,8 @@ def test_the_migration_encrypts_values_of_earlier_versions_and_can_be_undone(wor
     assert Workload.objects.get(pk=made.pk).environment == SECRET, (
         "plain values are read before the migration"
     )
-    migration = import_module("portal.migrations.0019_encrypt_environments")
-    state = MigrationLoader(connection).project_state([("portal", "0019_encrypt_environments")])
+    migration = import_module("portal.migrations.0017_encrypt_environments")
+    state = MigrationLoader(connection).project_state([("portal", "0017_encrypt_environments")])
     for _ in range(2):
         migration.encrypt(state.apps, None)
         assert "hunter2" not in stored(made)

@@ -10,8 +10,11 @@ import pytest
 
 from agent.protocol import Inventory
 from portal.errors import Invalid
+from portal.models import AuditEvent
+from portal.services.fleet import pools
 from portal.services.fleet.pools import demand_isolation
 from portal.wording import reason_texts
+from portal.wording.host_texts import ISOLATION_UNDECIDED, isolation_note
 from scheduler.core.planner import plan
 from scheduler.cycle import engine, snapshot
 from scheduler.cycle.apply import apply_plan
@@ -160,3 +163,40 @@ def test_every_host_gets_the_same_user_id_for_a_team(world: World, settings: Any
         "language": 80_000 + world.language.team.pk,
     }
     assert len({run.team_id for run in runs}) == 2
+
+
+def test_a_new_pool_demands_the_isolation_of_its_first_hosts(world: World) -> None:
+    pool = pools.create_pool(actor=world.operator, name="New", kind="dynamic", now=world.now)
+    assert pools.demand_isolation_of_first_hosts(world.now) == 0, "no host has reported"
+    for name, level in (("one", "limits"), ("two", "team_users")):
+        Host.objects.create(
+            pool=pool, name=name, isolation="bubblewrap", isolation_level=level, created_at=world.now
+        )
+    Host.objects.create(pool=pool, name="silent", created_at=world.now)
+    assert pools.demand_isolation_of_first_hosts(world.now) == 1
+    pool.refresh_from_db()
+    assert pool.isolation == "team_users"
+    event = AuditEvent.objects.get(verb="demand_isolation")
+    assert (event.actor, event.after) == (None, {"isolation": "team_users"})
+    Host.objects.filter(name="two").update(isolation="plain", isolation_level="none")
+    assert pools.demand_isolation_of_first_hosts(world.now) == 0, "a weaker host changes nothing later"
+    world.shared.refresh_from_db()
+    assert world.shared.isolation == "none", "pools from before keep their level"
+
+
+def test_an_operator_decides_about_the_isolation_of_a_new_pool_before_its_hosts(world: World) -> None:
+    pool = pools.create_pool(actor=world.operator, name="New", kind="dynamic", now=world.now)
+    demand_isolation(actor=world.operator, pool=pool, isolation="none", now=world.now)
+    Host.objects.create(
+        pool=pool, name="one", isolation="bubblewrap", isolation_level="limits", created_at=world.now
+    )
+    assert pools.demand_isolation_of_first_hosts(world.now) == 0
+
+
+def test_the_page_of_a_pool_says_what_its_isolation_lacks() -> None:
+    assert isolation_note("none", [], True) == ISOLATION_UNDECIDED
+    assert "the pool may demand it" in isolation_note("none", ["limits", "sandbox"], False)
+    assert "does not separate teams" in isolation_note("none", ["none"], False)
+    assert "does not separate teams" in isolation_note("sandbox", [], False)
+    assert "may slow down the others" in isolation_note("team_users", ["team_users"], False)
+    assert isolation_note("limits", ["none"], False) == ""

@@ -1,1 +1,1 @@
-"""Define the commands about people and their accounts."""
+"""Define the commands about people, their accounts, tokens and security."""

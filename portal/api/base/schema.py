@@ -6,10 +6,17 @@ import functools
 from typing import Any
 
 from drf_spectacular.openapi import AutoSchema
-from drf_spectacular.utils import inline_serializer
+from drf_spectacular.utils import OpenApiParameter, inline_serializer
 from rest_framework import serializers
 
 from portal.api.base.errors import ErrorsSerializer
+from portal.api.base.idempotency import KEY_HEADER
+from portal.models import TokenScope
+from portal.wording.pages import api_answers
+
+IDEMPOTENCY_KEY = OpenApiParameter(
+    KEY_HEADER, str, OpenApiParameter.HEADER, description=api_answers.IDEMPOTENCY_KEY, required=False
+)
 
 
 class ApiSchema(AutoSchema):
@@ -19,10 +26,17 @@ class ApiSchema(AutoSchema):
         bodies: dict[str, Any] = super()._get_response_bodies(direction=direction)  # type: ignore[no-untyped-call]
         codes = ["400", "401", "403", "404", "406", "429"]
         if self.method not in ("GET", "HEAD"):
-            codes += ["409", "413", "415"]
+            codes += ["409", "413", "415", *(["422"] if self._takes_key() else [])]
         for code in codes:
             bodies.setdefault(code, self._get_response_for_code(ErrorsSerializer, code))  # type: ignore[no-untyped-call]
         return bodies
+
+    def get_override_parameters(self) -> list[Any]:
+        """Return the header ``Idempotency-Key`` of a POST request that changes something."""
+        return [IDEMPOTENCY_KEY] if self._takes_key() else []
+
+    def _takes_key(self) -> bool:
+        return self.method == "POST" and getattr(self.view, "scope", None) not in (None, TokenScope.READ)
 
 
 @functools.cache

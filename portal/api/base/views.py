@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -12,20 +12,23 @@ from django.utils import timezone
 from rest_framework import serializers, status
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.negotiation import BaseContentNegotiation
-from rest_framework.permissions import IsAuthenticated
+from rest_framework.permissions import SAFE_METHODS, IsAuthenticated
 from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from portal import policy
 from portal.api.base.authentication import TokenAuthentication
 from portal.api.base.errors import api_exception_handler
 from portal.api.base.fields import JsonObject
+from portal.api.base.idempotency import LIFETIME_HEADER, answering_once
 from portal.api.base.lookups import Row
 from portal.api.base.parsers import LimitedJsonParser
 from portal.api.base.schema import ApiSchema
 from portal.api.base.throttling import ReadThrottle, WriteThrottle
-from portal.models import User
+from portal.models import ApiToken, TokenScope, User
+from portal.services.idempotency import KEY_LIFETIME
 
 
 class AnyContentNegotiation(BaseContentNegotiation):
@@ -53,6 +56,27 @@ class ApiView(APIView):
     permission_classes = [IsAuthenticated]
     throttle_classes = [ReadThrottle, WriteThrottle]
     schema = ApiSchema()
+    # The scope that a token needs to write. A request that only reads needs the scope "read". A view whose
+    # scope is "read" changes nothing, even if it answers POST, such as a preview.
+    scope: ClassVar[TokenScope]
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Authenticate and throttle the request. Raises NotAllowed if its token lacks the scope."""
+        super().initial(request, *args, **kwargs)
+        policy.require_scope(self.token, TokenScope.READ if request.method in SAFE_METHODS else self.scope)
+        post = getattr(self, "post", None)
+        if request.method == "POST" and post is not None and self.scope != TokenScope.READ:
+            setattr(self, "post", answering_once(post, self.actor, self.now))  # noqa: B010
+
+    def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
+        """Return the response, with the number of seconds for which it accepts an ``Idempotency-Key``."""
+        response[LIFETIME_HEADER] = str(int(KEY_LIFETIME.total_seconds()))
+        return super().finalize_response(request, response, *args, **kwargs)
+
+    @property
+    def token(self) -> ApiToken | None:
+        """Return the token of the request; None if a session authenticates it."""
+        return self.request.auth if isinstance(self.request.auth, ApiToken) else None
 
     def get_exception_handler(self) -> Any:
         """Return the handler that gives all errors one format."""

@@ -18,7 +18,7 @@ from portal.api.base.serializers import EmptyBody
 from portal.api.base.views import ApiView
 from portal.api.calendar import approval_serializers
 from portal.api.calendar import serializers as shapes
-from portal.models import Submission
+from portal.models import Submission, TokenScope
 from portal.services.approvals import budget_requests, decisions, effects, submissions
 
 
@@ -28,6 +28,8 @@ def _visible_submissions(view: ApiView) -> QuerySet[Submission]:
 
 
 class SubmissionListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="approvals_list",
         parameters=[approval_serializers.SubmissionQuery],
@@ -43,6 +45,8 @@ class SubmissionListView(ApiView):
 
 
 class SubmissionDetailView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="approvals_read", responses=shapes.SubmissionShape)
     def get(self, request: Request, id: UUID) -> Response:
         """Return one submission and, once it is decided, the decision."""
@@ -52,6 +56,8 @@ class SubmissionDetailView(ApiView):
 
 
 class ApprovalEffectView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="approvals_effect", responses=approval_serializers.EffectShape)
     def get(self, request: Request, id: UUID) -> Response:
         """Return how the approval of a submission would affect other work. For operators and auditors."""
@@ -63,6 +69,8 @@ class ApprovalEffectView(ApiView):
 
 
 class ApproveSubmissionView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="approvals_approve",
         request=approval_serializers.ApproveWish,
@@ -79,6 +87,8 @@ class ApproveSubmissionView(ApiView):
 
 
 class DeclineSubmissionView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="approvals_decline",
         request=approval_serializers.DeclineWish,
@@ -95,6 +105,8 @@ class DeclineSubmissionView(ApiView):
 
 
 class WithdrawSubmissionView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(operation_id="approvals_withdraw", request=EmptyBody, responses=shapes.SubmissionShape)
     def post(self, request: Request, id: UUID) -> Response:
         """Withdraw your own submission."""
@@ -107,6 +119,8 @@ class WithdrawSubmissionView(ApiView):
 
 
 class QuotaListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="quotas_list",
         parameters=[approval_serializers.QuotaQuery],
@@ -125,6 +139,8 @@ class QuotaListView(ApiView):
 
 
 class BudgetRequestView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(
         operation_id="budgets_request",
         request=approval_serializers.BudgetRequestWish,
@@ -142,6 +158,8 @@ class BudgetRequestView(ApiView):
 
 
 class QuotaRequestView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(
         operation_id="quotas_request",
         request=approval_serializers.QuotaWish,

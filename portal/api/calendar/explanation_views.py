@@ -14,6 +14,7 @@ from portal.api.base.views import ApiView
 from portal.api.calendar import explanation_serializers as shapes
 from portal.api.work.preview_serializers import AnotherWay, alternative_body
 from portal.errors import Invalid
+from portal.models import TokenScope
 from portal.planner_budget import metered_planning
 from portal.reads.work import expected_starts, forced_moves, manual_stops, wait_explanation
 from portal.reads.work.workload_details import RELATED
@@ -27,6 +28,8 @@ def _get_workload_or_404(view: ApiView, id: UUID) -> Workload:
 
 
 class WorkloadExplanationView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="workloads_why", responses=shapes.WhyShape)
     def get(self, request: Request, id: UUID) -> Response:
         """Explain why a workload waits, started or is evicted, and which workloads precede it."""
@@ -66,6 +69,8 @@ class WorkloadExplanationView(ApiView):
 
 
 class CompareTurnsView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="workloads_why_them", responses=shapes.WhyThemShape)
     def get(self, request: Request, id: UUID, other: UUID) -> Response:
         """Explain why another workload of the pool precedes this workload: the deciding rule and numbers."""
@@ -94,6 +99,8 @@ class CompareTurnsView(ApiView):
 
 
 class FasterAlternativesView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="workloads_sooner", responses=AnotherWay(many=True))
     def get(self, request: Request, id: UUID) -> Response:
         """List changed requests with which the planner would start a waiting workload sooner, best first."""
@@ -104,6 +111,8 @@ class FasterAlternativesView(ApiView):
 
 
 class ReservationWindowsView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="workloads_windows", responses=shapes.AnotherTimeShape(many=True))
     def get(self, request: Request, id: UUID) -> Response:
         """List the first windows in which a reservation of a waiting workload's hardware fits."""
@@ -118,6 +127,8 @@ class ReservationWindowsView(ApiView):
 
 
 class FairShareView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="pools_fairness", responses=shapes.FairnessShape(many=True))
     def get(self, request: Request, slug: str) -> Response:
         """List the teams of a pool with guaranteed, held and borrowed GPUs and past use, least use first."""

@@ -16,6 +16,7 @@ from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery, Why
 from portal.api.base.views import ApiView
 from portal.api.calendar import serializers as shapes
+from portal.models import TokenScope
 from portal.services.calendar import recurring_reservations, reservation_preview, reservations
 from portal.wording import reason_texts
 from scheduler.models import Reservation, Series
@@ -31,6 +32,8 @@ def _visible_series(view: ApiView) -> QuerySet[Series]:
 
 
 class ReservationListView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(
         operation_id="reservations_list",
         parameters=[shapes.ReservationQuery],
@@ -70,6 +73,8 @@ class ReservationListView(ApiView):
 
 
 class ReservationPreviewView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="reservations_preview", request=shapes.WindowWish, responses=shapes.ReservationPreview
     )
@@ -82,6 +87,8 @@ class ReservationPreviewView(ApiView):
 
 
 class ReservationDetailView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="reservations_read", responses=shapes.ReservationShape)
     def get(self, request: Request, id: UUID) -> Response:
         """Return one reservation."""
@@ -91,6 +98,8 @@ class ReservationDetailView(ApiView):
 
 
 class CancelReservationView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(operation_id="reservations_cancel", request=Why, responses=shapes.ReservationShape)
     def post(self, request: Request, id: UUID) -> Response:
         """Cancel a reservation; workloads inside it are evicted."""
@@ -103,6 +112,8 @@ class CancelReservationView(ApiView):
 
 
 class ShortenReservationView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(
         operation_id="reservations_shorten", request=shapes.EndWish, responses=shapes.ReservationShape
     )
@@ -117,6 +128,8 @@ class ShortenReservationView(ApiView):
 
 
 class ChangeReservationView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(
         operation_id="reservations_change",
         request=shapes.ChangeWish,
@@ -134,6 +147,8 @@ class ChangeReservationView(ApiView):
 
 
 class SeriesListView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(
         operation_id="series_list", parameters=[PageQuery], responses=page_schema(shapes.SeriesShape)
     )
@@ -159,6 +174,8 @@ class SeriesListView(ApiView):
 
 
 class SeriesPreviewView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="series_preview", request=shapes.SeriesTry, responses=shapes.SeriesPreview)
     def post(self, request: Request) -> Response:
         """Check every occurrence, and name the first occurrence that does not fit. Changes nothing."""
@@ -169,6 +186,8 @@ class SeriesPreviewView(ApiView):
 
 
 class SeriesDetailView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="series_read", responses=shapes.SeriesShape)
     def get(self, request: Request, id: UUID) -> Response:
         """Return one recurring reservation with its occurrences."""
@@ -178,6 +197,8 @@ class SeriesDetailView(ApiView):
 
 
 class CancelSeriesView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(operation_id="series_cancel", request=Why, responses=shapes.GivenUp)
     def post(self, request: Request, id: UUID) -> Response:
         """Cancel every occurrence that is not over, and evict the workloads inside."""

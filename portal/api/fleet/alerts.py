@@ -16,6 +16,7 @@ from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.api.base.views import ApiView
 from portal.api.fleet import serializers as shapes
+from portal.models import TokenScope
 from portal.reads.fleet import alerts as reads
 from portal.services.fleet import alerts as verbs
 from scheduler.models import Pool
@@ -109,6 +110,8 @@ class AlertRuleWish(StrictSerializer):
 
 
 class AlertListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="alerts_list", parameters=[AlertQuery], responses=page_schema(AlertShape))
     def get(self, request: Request) -> Response:
         """List alerts, new ones first. Members see those of the work and reservations of their teams."""
@@ -123,6 +126,8 @@ class AlertListView(ApiView):
 
 
 class AlertDetailView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="alerts_read", responses=AlertShape)
     def get(self, request: Request, id: UUID) -> Response:
         """Return one alert."""
@@ -130,6 +135,8 @@ class AlertDetailView(ApiView):
 
 
 class AcknowledgeAlertView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="alerts_acknowledge", request=shapes.ReasonWish, responses=AlertShape)
     def post(self, request: Request, id: UUID) -> Response:
         """Record that an operator has seen an alert. 409 if it has ended. For operators."""
@@ -139,6 +146,8 @@ class AcknowledgeAlertView(ApiView):
 
 
 class SnoozeAlertView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="alerts_snooze", request=SnoozeWish, responses=AlertShape)
     def post(self, request: Request, id: UUID) -> Response:
         """Silence an alert for some minutes. 409 if it has ended. For operators."""
@@ -148,6 +157,8 @@ class SnoozeAlertView(ApiView):
 
 
 class AlertRuleListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="alert_rules_list", responses=AlertRuleShape(many=True))
     def get(self, request: Request, slug: str) -> Response:
         """List the alert rules of a pool with their defaults."""
@@ -156,6 +167,8 @@ class AlertRuleListView(ApiView):
 
 
 class AlertRuleDetailView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="alert_rules_set", request=AlertRuleWish, responses=AlertRuleShape)
     def put(self, request: Request, slug: str, kind: str) -> Response:
         """Change an alert rule of a pool; absent fields keep their values. For operators."""
@@ -167,6 +180,8 @@ class AlertRuleDetailView(ApiView):
 
 
 class ResetAlertRuleView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="alert_rules_reset", request=shapes.ReasonWish, responses=AlertRuleShape)
     def post(self, request: Request, slug: str, kind: str) -> Response:
         """Restore the default of an alert rule of a pool. 409 if the rule is the default. For operators."""

@@ -18,7 +18,7 @@ from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.api.base.views import ApiView
 from portal.errors import Invalid, ObjectNotFound
 from portal.input_checks import display_value
-from portal.models import Organisation
+from portal.models import Organisation, TokenScope
 from portal.reads.fleet import capacity_studies as reads
 from portal.reads.fleet.demand_forecast import demand_outlook
 from portal.reads.fleet.utilisation import visible_gpu_models
@@ -67,6 +67,8 @@ class DemandForecastAnswer(ResponseSerializer):
 
 
 class DemandForecastView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="demand_forecast", parameters=[DemandQuery], responses=DemandForecastAnswer)
     def get(self, request: Request) -> Response:
         """Return the demand of the next four weeks by pool and model, with its error in past weeks."""
@@ -150,6 +152,8 @@ class CapacityStudyShape(ResponseSerializer):
 
 
 class CapacityStudyListView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="capacity_studies_list",
         parameters=[PageQuery],
@@ -180,6 +184,8 @@ class CapacityStudyListView(ApiView):
 
 
 class CapacityStudyView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="capacity_studies_read", responses=CapacityStudyShape)
     def get(self, request: Request, id: UUID) -> Response:
         """Return the results of a study so far. For operators, finance and auditors."""

@@ -14,6 +14,7 @@ from portal.api.base import lookups
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
 from portal.api.fleet import serializers as shapes
+from portal.models import TokenScope
 from portal.services.fleet import dcgm_targets as verbs
 from portal.wording import host_texts
 from scheduler.models import Host
@@ -44,6 +45,8 @@ class DcgmTargetShape(serializers.Serializer[Any]):
 
 
 class HostDcgmView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="hosts_dcgm", responses=DcgmTargetShape)
     def get(self, request: Request, name: str) -> Response:
         """Return the dcgm-exporter of a host, and the result of its last scrape."""
@@ -58,6 +61,8 @@ class HostDcgmView(ApiView):
 
 
 class RemoveHostDcgmView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="hosts_remove_dcgm", request=shapes.ReasonWish, responses=DcgmTargetShape)
     def post(self, request: Request, name: str) -> Response:
         """Stop reading the dcgm-exporter of a host. 409 if it has none. For operators."""

@@ -16,6 +16,7 @@ from portal.api.base.fields import ResponseSerializer
 from portal.api.base.periods import checked_period
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from telemetry.dcgm.fields import SLOW_READINGS
 from telemetry.models import SlowReading
 from telemetry.reads.usage.gpu_counters import CounterSeries, counter_series
@@ -56,6 +57,8 @@ class HostCountersShape(ResponseSerializer):
 
 
 class HostCountersView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="hosts_counters", parameters=[CounterQuery], responses=HostCountersShape)
     def get(self, request: Request, name: str) -> Response:
         """Return the counters of a host's GPUs over time: memory errors, remapped rows, throttled time."""

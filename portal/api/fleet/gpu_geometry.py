@@ -13,6 +13,7 @@ from portal import policy
 from portal.api.base import lookups
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from portal.reads.fleet import mig_geometry as reads
 from portal.services.fleet import mig_geometry as verbs
 from scheduler.models import GeometryChange, Host
@@ -118,6 +119,8 @@ class GeometryEffectShape(serializers.Serializer[Any]):
 
 
 class HostGeometryView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="hosts_geometry", responses=GpuGeometryShape(many=True))
     def get(self, request: Request, name: str) -> Response:
         """List the MIG geometry of a host's GPUs, and the possible geometries."""
@@ -137,6 +140,8 @@ class HostGeometryView(ApiView):
 
 
 class GeometryPreviewView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="hosts_geometry_preview", request=GeometryTry, responses=GeometryEffectShape)
     def post(self, request: Request, name: str) -> Response:
         """List the workloads that the change would evict, and when. For operators."""
@@ -148,6 +153,8 @@ class GeometryPreviewView(ApiView):
 
 
 class WithdrawGeometryView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="hosts_withdraw_geometry", request=WithdrawnGeometryWish, responses=GeometryChangeShape
     )

@@ -10,12 +10,15 @@ from portal.api.base.schema import page_schema
 from portal.api.base.views import ApiView, paginate_list
 from portal.api.fleet import serializers as shapes
 from portal.errors import ObjectNotFound
+from portal.models import TokenScope
 from portal.reads.fleet import health_rules as reads
 from portal.services.fleet import health_rules as verbs
 from telemetry.models import HealthRule
 
 
 class HealthRuleListView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="health_rules_list",
         parameters=[shapes.HealthRuleQuery],
@@ -42,6 +45,8 @@ class HealthRuleListView(ApiView):
 
 
 class HealthRuleDetailView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="health_rules_read", responses=shapes.HealthRuleShape)
     def get(self, request: Request, code: str) -> Response:
         """Return one rule."""
@@ -60,6 +65,8 @@ class HealthRuleDetailView(ApiView):
 
 
 class ResetHealthRuleView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="health_rules_reset", request=shapes.ReasonWish, responses=shapes.HealthRuleShape
     )
@@ -76,6 +83,8 @@ class ResetHealthRuleView(ApiView):
 
 
 class RemoveHealthRuleView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="health_rules_remove", request=shapes.ReasonWish, responses=shapes.HealthRuleShape
     )

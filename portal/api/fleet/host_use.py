@@ -13,6 +13,7 @@ from portal import policy
 from portal.api.base import lookups
 from portal.api.base.fields import ResponseSerializer
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from portal.wording import host_texts
 from telemetry.models import SlowReading
 from telemetry.reads.usage.gpu_counters import GpuCounter, gpu_counters
@@ -70,6 +71,8 @@ class HostUseAnswer(ResponseSerializer):
 
 
 class HostUseView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="hosts_use", responses=HostUseAnswer)
     def get(self, request: Request, name: str) -> Response:
         """Return the use of a host's CPU, memory, disks and networks, and the counters of its GPUs."""

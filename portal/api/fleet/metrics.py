@@ -10,6 +10,7 @@ from rest_framework.request import Request
 from portal.api.base.authentication import TokenAuthentication
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import AnyContentNegotiation, ApiView
+from portal.models import TokenScope
 from portal.reads.monitoring.exposition import CONTENT_TYPE, metrics_text
 
 GPUS = "gpus"
@@ -21,6 +22,8 @@ class MetricsQuery(StrictSerializer):
 
 class MetricsView(ApiView):
     """The metrics of the portal, for an API token of an operator or an auditor. Sessions are not accepted."""
+
+    scope = TokenScope.READ
 
     authentication_classes = [TokenAuthentication]
     content_negotiation_class = AnyContentNegotiation

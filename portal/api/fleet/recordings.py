@@ -20,6 +20,7 @@ from portal.api.base.lookups import get_named_row
 from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from portal.reads.work import recordings
 
 
@@ -39,6 +40,8 @@ class RecordingShape(serializers.Serializer[Any]):
 
 
 class RecordingListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="recordings_list", parameters=[RecordingQuery], responses=page_schema(RecordingShape)
     )
@@ -57,6 +60,8 @@ class RecordingListView(ApiView):
 
 
 class RecordingDetailView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="recordings_read", responses=OpenApiTypes.OBJECT)
     def get(self, request: Request, id: int) -> HttpResponse:
         """Return one recording as the file that replay_snapshot reads. For operators and auditors."""

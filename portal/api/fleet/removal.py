@@ -12,6 +12,7 @@ from portal.api.base.fields import slug_field
 from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.removal import RemovalEffectShape, RemovalWish, RemovedShape
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from portal.services.fleet import removal
 from portal.wording.removal_texts import REMOVAL_VERBS
 from scheduler.models import Host, Pool
@@ -22,6 +23,8 @@ class HostMoveWish(RemovalWish):
 
 
 class HostRemovalView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="hosts_removal", responses=RemovalEffectShape)
     def get(self, request: Request, name: str) -> Response:
         """Return the effect of removing a host, and whether the removal would be refused. For operators."""
@@ -30,6 +33,8 @@ class HostRemovalView(ApiView):
 
 
 class RemoveHostView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="hosts_remove", request=RemovalWish, responses=RemovedShape)
     def post(self, request: Request, name: str) -> Response:
         """Remove a host; its history stays. 409 while work runs on it. For operators."""
@@ -40,6 +45,8 @@ class RemoveHostView(ApiView):
 
 
 class HostMovePreviewView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="hosts_move_preview", request=HostMoveWish, responses=RemovalEffectShape)
     def post(self, request: Request, name: str) -> Response:
         """Return the effect of moving a host, and whether the move would be refused. For operators."""
@@ -51,6 +58,8 @@ class HostMovePreviewView(ApiView):
 
 
 class MoveHostView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="hosts_move", request=HostMoveWish, responses=RemovedShape)
     def post(self, request: Request, name: str) -> Response:
         """Move a host to another pool. 409 while work or a reservation needs the host. For operators."""
@@ -63,6 +72,8 @@ class MoveHostView(ApiView):
 
 
 class PoolRemovalView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="pools_removal", responses=RemovalEffectShape)
     def get(self, request: Request, slug: str) -> Response:
         """Return the effect of removing a pool, and whether the removal would be refused. For operators."""
@@ -71,6 +82,8 @@ class PoolRemovalView(ApiView):
 
 
 class RemovePoolView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="pools_remove", request=RemovalWish, responses=RemovedShape)
     def post(self, request: Request, slug: str) -> Response:
         """Remove a pool; its history stays. 409 while it has hosts, work or reservations. For operators."""

@@ -17,6 +17,7 @@ from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.api.base.views import ApiView
 from portal.api.fleet import serializers as shapes
+from portal.models import TokenScope
 from portal.reads.fleet import gpu_health as reads
 from portal.reads.fleet import host_history
 from portal.services.fleet import gpu_repairs as verbs
@@ -128,6 +129,8 @@ class HostHealthShape(serializers.Serializer[Any]):
 
 
 class HostHealthView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="hosts_health", responses=HostHealthShape)
     def get(self, request: Request, name: str) -> Response:
         """Return the health of a host's GPUs: repair, diagnostics, events, stray processes, maintenance."""
@@ -149,6 +152,8 @@ class HostHealthView(ApiView):
 
 
 class HostEventListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="hosts_events", parameters=[PageQuery], responses=page_schema(HardwareEventShape)
     )
@@ -164,6 +169,8 @@ class HostEventListView(ApiView):
 
 
 class DiagnosticListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="hosts_diagnostics", parameters=[PageQuery], responses=page_schema(DiagnosticShape)
     )
@@ -181,6 +188,8 @@ class DiagnoseWish(StrictSerializer):
 
 
 class DiagnoseGpuView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="hosts_diagnose", request=DiagnoseWish, responses={202: DiagnosticShape(many=True)}
     )
@@ -199,6 +208,8 @@ class GpuWish(StrictSerializer):
 
 
 class ReturnGpuView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="hosts_return_gpu", request=GpuWish, responses=GpuHealthShape)
     def post(self, request: Request, name: str) -> Response:
         """Return a GPU to service, even if its diagnostic failed. For operators."""
@@ -206,6 +217,8 @@ class ReturnGpuView(ApiView):
 
 
 class TakeOutGpuView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="hosts_take_out_gpu", request=GpuWish, responses=GpuHealthShape)
     def post(self, request: Request, name: str) -> Response:
         """Take a GPU out of service until it is returned; its workloads are requeued. For operators."""
@@ -218,6 +231,8 @@ class ForgottenGpuWish(StrictSerializer):
 
 
 class ForgetGpuView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="hosts_forget_gpu", request=ForgottenGpuWish, responses=MissingGpuShape)
     def post(self, request: Request, name: str) -> Response:
         """Remove a missing GPU from the list; a later report adds it again. For operators."""
@@ -234,6 +249,8 @@ class CancelledWindowWish(StrictSerializer):
 
 
 class CancelMaintenanceView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="hosts_cancel_maintenance",
         request=CancelledWindowWish,
@@ -267,6 +284,8 @@ class RepairPolicyWish(StrictSerializer):
 
 
 class RepairPolicyView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="pools_repair_policy", responses=RepairPolicyShape)
     def get(self, request: Request, slug: str) -> Response:
         """Return a pool's repair policy: its actions for stray processes and suspect GPUs."""

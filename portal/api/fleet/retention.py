@@ -13,6 +13,7 @@ from portal import policy
 from portal.api.base.fields import ResponseSerializer
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from portal.services.fleet import sample_retention as verbs
 from telemetry.rollups.stored_bytes import LEVELS, present_retention, stored_levels
 
@@ -72,6 +73,8 @@ class LevelChangeShape(ResponseSerializer):
 
 
 class RetentionView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="retention_read", responses=RetentionShape)
     def get(self, request: Request) -> Response:
         """Return how long samples and rollups are kept, with their bytes. For operators and auditors."""
@@ -86,6 +89,8 @@ class RetentionView(ApiView):
 
 
 class RetentionPreviewView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="retention_preview", request=RetentionDays, responses=LevelChangeShape(many=True)
     )

@@ -15,6 +15,7 @@ from portal.api.base.lookups import get_named_row, hosts_of_files
 from portal.api.base.periods import checked_period
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import AnyContentNegotiation, ApiView
+from portal.models import TokenScope
 from portal.streamed_file import StreamedFile
 from telemetry.exports.sample_files import SampleScope, sample_file
 from telemetry.exports.table_files import TABLE_FILES
@@ -33,6 +34,7 @@ class SampleQuery(StrictSerializer):
 
 
 class SampleFileView(ApiView):
+    scope = TokenScope.READ
     content_negotiation_class = AnyContentNegotiation
 
     @extend_schema(

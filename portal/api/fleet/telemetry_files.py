@@ -15,6 +15,7 @@ from portal.api.base.lookups import hosts_of_files, visible_pool
 from portal.api.base.periods import checked_period
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import AnyContentNegotiation, ApiView
+from portal.models import TokenScope
 from portal.streamed_file import StreamedFile
 from telemetry.exports.rollup_files import (
     CUBE_LEVELS,
@@ -50,6 +51,7 @@ class CubeQuery(FileQuery):
 
 
 class RollupFileView(ApiView):
+    scope = TokenScope.READ
     content_negotiation_class = AnyContentNegotiation
 
     @extend_schema(operation_id="rollups_export", parameters=[RollupQuery], responses=FILE_RESPONSES)
@@ -65,6 +67,7 @@ class RollupFileView(ApiView):
 
 
 class CubeFileView(ApiView):
+    scope = TokenScope.READ
     content_negotiation_class = AnyContentNegotiation
 
     @extend_schema(operation_id="cubes_export", parameters=[CubeQuery], responses=FILE_RESPONSES)

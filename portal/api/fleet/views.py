@@ -17,6 +17,7 @@ from portal.api.base.schema import page_schema
 from portal.api.base.serializers import EmptyBody
 from portal.api.base.views import ApiView
 from portal.api.fleet import serializers as shapes
+from portal.models import TokenScope
 from portal.reads.fleet import host_details as reads
 from portal.reads.fleet.free_capacity import free_slots_by_model
 from portal.services.fleet import host_effects, hosts
@@ -50,6 +51,8 @@ def _visible_hosts(view: ApiView) -> QuerySet[Host]:
 
 
 class PoolListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="pools_list", responses=shapes.PoolShape(many=True))
     def get(self, request: Request) -> Response:
         """List the pools that you may use or see, with their free units."""
@@ -58,6 +61,8 @@ class PoolListView(ApiView):
 
 
 class PoolDetailView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="pools_read", responses=shapes.PoolShape)
     def get(self, request: Request, slug: str) -> Response:
         """Return one pool with its free units. A removed pool has ``removed_at``."""
@@ -67,6 +72,8 @@ class PoolDetailView(ApiView):
 
 
 class PoolIsolationView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="pools_demand_isolation", request=shapes.IsolationWish, responses=shapes.PoolShape
     )
@@ -80,6 +87,8 @@ class PoolIsolationView(ApiView):
 
 
 class HostListView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="hosts_list", parameters=[shapes.HostQuery], responses=page_schema(shapes.HostShape)
     )
@@ -102,6 +111,8 @@ class HostListView(ApiView):
 
 
 class HostDetailView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="hosts_read", responses=shapes.HostDetail)
     def get(self, request: Request, name: str) -> Response:
         """Return one host, the report of its agent, and the last rejected agent.
@@ -114,6 +125,8 @@ class HostDetailView(ApiView):
 
 
 class HostChangePreviewView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="hosts_preview", request=shapes.HostVerbTry, responses=shapes.HostEffectShape)
     def post(self, request: Request, name: str) -> Response:
         """Return the effect of an action, such as a drain, on workloads and reservations. For operators.
@@ -128,6 +141,8 @@ class HostChangePreviewView(ApiView):
 
 
 class CordonHostView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="hosts_cordon", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
         """Stop starting workloads on a host; its running workloads continue. For operators."""
@@ -135,6 +150,8 @@ class CordonHostView(ApiView):
 
 
 class DrainHostView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="hosts_drain", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
         """Stop starting workloads on a host, and evict preemptible workloads with notice. For operators."""
@@ -142,6 +159,8 @@ class DrainHostView(ApiView):
 
 
 class ReturnHostView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="hosts_return", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
         """Return a host to service. For operators."""
@@ -149,6 +168,8 @@ class ReturnHostView(ApiView):
 
 
 class AttestHostOffView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="hosts_attest_off", request=shapes.ReasonWish, responses=shapes.ChangedHostShape
     )
@@ -158,6 +179,8 @@ class AttestHostOffView(ApiView):
 
 
 class RevokeHostView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="hosts_revoke", request=shapes.ReasonWish, responses=shapes.ChangedHostShape)
     def post(self, request: Request, name: str) -> Response:
         """Revoke the credential of a host's agent. The agent must join again. For operators."""
@@ -165,6 +188,8 @@ class RevokeHostView(ApiView):
 
 
 class HostJoinTokenView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="hosts_join_token", request=EmptyBody, responses={201: shapes.JoinShape})
     def post(self, request: Request, name: str) -> Response:
         """Create a new join token, with the command to paste. It replaces unused tokens. For operators."""
@@ -174,6 +199,8 @@ class HostJoinTokenView(ApiView):
 
 
 class HostMaintenanceView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="hosts_maintenance",
         request=shapes.MaintenanceWish,

@@ -12,6 +12,7 @@ from rest_framework.response import Response
 from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from portal.reads.fleet import volumes as reads
 from scheduler.models import Host
 
@@ -66,6 +67,8 @@ class EnvironmentShape(serializers.Serializer[Any]):
 
 
 class VolumeListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="volumes_list", parameters=[PageQuery], responses=page_schema(VolumeShape))
     def get(self, request: Request) -> Response:
         """List your homes and the homes of people in teams that you lead: names and sizes, never files."""
@@ -85,6 +88,8 @@ class VolumeListView(ApiView):
 
 
 class EnvironmentListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="environments_list", parameters=[PageQuery], responses=page_schema(EnvironmentShape)
     )

@@ -15,6 +15,7 @@ from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from portal.reads.money.adjustments import visible_adjustments
 from portal.reads.money.charge_filters import checked_cost_centre
 from portal.reads.money.charged_months import requested_month
@@ -124,6 +125,8 @@ class AdjustmentWithdrawal(StrictSerializer):
 
 
 class AdjustmentListView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="adjustments_list",
         parameters=[AdjustmentQuery],
@@ -161,6 +164,8 @@ class AdjustmentListView(ApiView):
 
 
 class AdjustmentDetailView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="adjustments_read", responses=AdjustmentDetailShape)
     def get(self, request: Request, number: str) -> Response:
         """Return one credit or adjustment, with its effect on the statement of its cost centre."""
@@ -168,6 +173,8 @@ class AdjustmentDetailView(ApiView):
 
 
 class ApproveAdjustmentView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="adjustments_approve", request=AdjustmentDecision, responses=AdjustmentDetailShape
     )
@@ -177,6 +184,8 @@ class ApproveAdjustmentView(ApiView):
 
 
 class RejectAdjustmentView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="adjustments_reject", request=AdjustmentRejection, responses=AdjustmentDetailShape
     )
@@ -186,6 +195,8 @@ class RejectAdjustmentView(ApiView):
 
 
 class WithdrawAdjustmentView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="adjustments_withdraw", request=AdjustmentWithdrawal, responses=AdjustmentDetailShape
     )

@@ -13,6 +13,7 @@ from portal.api.base.fields import ResponseSerializer, slug_field
 from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery, Why
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from portal.services.money import billing_modes
 from telemetry.models import BillingMode
 
@@ -32,6 +33,8 @@ class BillingModeWish(Why):
 
 
 class BillingModeListView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="billing_modes_list", parameters=[PageQuery], responses=page_schema(BillingModeShape)
     )

@@ -16,6 +16,7 @@ from portal.api.base.fields import CurrencyAmount, ResponseSerializer
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
 from portal.api.money.serializers import CloseStatementWish
+from portal.models import TokenScope
 from portal.reads.money.charged_months import named_month, requested_month
 from portal.reads.money.close_evidence import rehearse_close
 from portal.services.money import months
@@ -100,6 +101,8 @@ class StoredRehearsalShape(ResponseSerializer):
 
 
 class CloseRehearsalView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(operation_id="statements_rehearse", parameters=[RehearsalQuery], responses=RehearsalShape)
     def get(self, request: Request, month: str) -> Response:
         """Run the checks of a month without closing it. For finance and auditors."""
@@ -127,6 +130,8 @@ class CloseRehearsalView(ApiView):
 
 
 class ProposeCloseView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="statements_propose", request=CloseStatementWish, responses={201: CloseProposalShape}
     )

@@ -15,11 +15,14 @@ from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery
 from portal.api.base.views import ApiView
 from portal.api.money import cost_centre_shapes as shapes
+from portal.models import TokenScope
 from portal.services.money.cost_centres import directory, imports, splits
 from telemetry.models import CostCentreShare
 
 
 class CostCentreListView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="cost_centres_list",
         parameters=[PageQuery],
@@ -45,6 +48,8 @@ class CostCentreListView(ApiView):
 
 
 class CostCentreDetailView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(operation_id="cost_centres_read", responses=shapes.CostCentreShape)
     def get(self, request: Request, centre: str) -> Response:
         """Return one cost centre."""
@@ -63,6 +68,8 @@ class CostCentreDetailView(ApiView):
 
 
 class RetireCostCentreView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="cost_centres_retire",
         request=shapes.CostCentreRetirement,
@@ -77,6 +84,8 @@ class RetireCostCentreView(ApiView):
 
 
 class CostCentreShareListView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="cost_centre_shares_list",
         parameters=[PageQuery],
@@ -109,6 +118,8 @@ class CostCentreShareListView(ApiView):
 
 
 class SplitPreviewView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="cost_centre_shares_preview",
         request=shapes.SplitWish,
@@ -123,6 +134,8 @@ class SplitPreviewView(ApiView):
 
 
 class CostCentreImportPreviewView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="cost_centre_import_preview",
         request=shapes.ImportPreviewWish,
@@ -136,6 +149,8 @@ class CostCentreImportPreviewView(ApiView):
 
 
 class CostCentreImportView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="cost_centre_import", request=shapes.ImportWish, responses=shapes.ImportReportShape
     )

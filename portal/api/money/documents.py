@@ -15,6 +15,7 @@ from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery, Why
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from portal.reads.money import documents as reads
 from portal.reads.money.charge_filters import checked_cost_centre
 from portal.reads.money.charged_months import requested_month
@@ -117,6 +118,8 @@ class BillingZoneWish(Why):
 
 
 class CostCentreStatementListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="cost_centre_statements_list",
         parameters=[DocumentQuery],
@@ -133,6 +136,8 @@ class CostCentreStatementListView(ApiView):
 
 
 class CostCentreStatementView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="cost_centre_statements_read", responses=DocumentShape)
     def get(self, request: Request, number: str) -> Response:
         """Return the statement of a cost centre with its rows."""
@@ -141,6 +146,8 @@ class CostCentreStatementView(ApiView):
 
 
 class BillingSettingsView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(operation_id="billing_read", responses=BillingShape)
     def get(self, request: Request) -> Response:
         """Return the settings of billing. For finance and auditors."""
@@ -158,6 +165,8 @@ class BillingSettingsView(ApiView):
 
 
 class BillingZoneListView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="billing_zones_list", parameters=[PageQuery], responses=page_schema(BillingZoneShape)
     )

@@ -10,6 +10,7 @@ from rest_framework.request import Request
 from portal import policy
 from portal.api.base.views import AnyContentNegotiation, ApiView
 from portal.api.money.serializers import ChargeFilters
+from portal.models import TokenScope
 from portal.reads.money.charge_filters import FILTERS, named_filters
 from portal.reads.money.charged_months import requested_month
 from portal.reads.money.exports import CHECKSUMS, DECIMAL_SIGNS, EXPORT_OPTIONS, SEPARATORS, export_download
@@ -39,6 +40,7 @@ class ExportQuery(ChargeFilters):
 
 
 class ExportView(ApiView):
+    scope = TokenScope.READ
     content_negotiation_class = AnyContentNegotiation
 
     @extend_schema(

@@ -14,6 +14,7 @@ from portal.api.base.fields import CurrencyAmount, ResponseSerializer
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
 from portal.api.money.serializers import ChargeScopeShape
+from portal.models import TokenScope
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.charged_months import requested_month
 from portal.reads.money.overview.curve import CurveDay
@@ -183,6 +184,8 @@ class ChargebackQuery(StrictSerializer):
 
 
 class ChargebackView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="chargeback_read", parameters=[ChargebackQuery], responses=ChargebackAnswer)
     def get(self, request: Request) -> Response:
         """Return a month's daily charges, change, forecast, budget, and comparison of charges with GPU cost.

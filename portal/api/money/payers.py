@@ -15,6 +15,7 @@ from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery
 from portal.api.base.views import ApiView
 from portal.api.money import serializers as shapes
+from portal.models import TokenScope
 from portal.reads.money import chargeback as reads
 from portal.reads.money.charged_months import named_month
 from portal.services.money import months, refund_limits
@@ -22,6 +23,8 @@ from telemetry.models import RefundLimit
 
 
 class RefundLimitListView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="refund_limits_list",
         parameters=[PageQuery],
@@ -52,6 +55,8 @@ class RefundLimitListView(ApiView):
 
 
 class IdlePayerView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(operation_id="idle_payer_read", responses=shapes.IdlePayerShape)
     def get(self, request: Request, month: str) -> Response:
         """Return the payer of a month's idle time.

@@ -12,6 +12,7 @@ from portal.api.base.fields import ResponseSerializer, slug_field
 from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery, StrictSerializer, Why
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from portal.services.money.billing_currency import change_currency
 from portal.services.money.price_factors import set_price_factor
 from portal.wording.formatting import PRIORITY_WORDS
@@ -64,6 +65,8 @@ class BillingCurrencyWish(Why):
 
 
 class PriceFactorListView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="price_factors_list",
         parameters=[PageQuery],
@@ -85,6 +88,8 @@ class PriceFactorListView(ApiView):
 
 
 class BillingCurrencyListView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="currencies_list",
         parameters=[PageQuery],

@@ -15,7 +15,7 @@ from portal.api.base.fields import CurrencyAmount, ResponseSerializer
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
 from portal.api.money.serializers import ChargeScopeShape
-from portal.models import User
+from portal.models import TokenScope, User
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.chargeback import statement_of
 from portal.reads.money.charged_months import requested_month
@@ -74,6 +74,8 @@ class QuestionShape(ResponseSerializer):
 
 
 class UnusualSpendListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="unusual_spend_list", responses=UnusualSpendListShape)
     def get(self, request: Request, month: str) -> Response:
         """List the unusual spend of a month that you may see, with evidence and reasons."""
@@ -91,6 +93,8 @@ class UnusualSpendListView(ApiView):
 
 
 class ExplainUnusualSpendView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="unusual_spend_explain", request=ExplainWish, responses={201: ExplanationShape}
     )
@@ -103,6 +107,8 @@ class ExplainUnusualSpendView(ApiView):
 
 
 class AskAboutSpendView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(operation_id="unusual_spend_ask", request=QuestionWish, responses={201: QuestionShape})
     def post(self, request: Request, id: int) -> Response:
         """Ask the person of unusual spend and the leads of its team for the reason, with a notice."""

@@ -16,7 +16,7 @@ from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
 from portal.errors import ObjectNotFound
 from portal.input_checks import InputChecks
-from portal.models import Organisation
+from portal.models import Organisation, TokenScope
 from portal.reads.utilisation.answers import ANSWERS
 from portal.reads.utilisation.drill_answers import LEVEL_ANSWERS, checked_levels
 from portal.reads.utilisation.parameters import PARAMETERS, read_scope
@@ -67,6 +67,8 @@ class UtilisationAnswer(ResponseSerializer):
 
 
 class UtilisationAnswerView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="utilisation_read",
         parameters=[UtilisationAnswerQuery],

@@ -19,6 +19,7 @@ from portal.api.base.views import ApiView
 from portal.api.money import serializers as shapes
 from portal.errors import Invalid
 from portal.input_checks import InputChecks
+from portal.models import TokenScope
 from portal.reads.money.charge_filters import FILTERS, named_filters
 from portal.reads.money.charge_line import charge_line
 from portal.reads.money.charge_scope import charge_scope
@@ -35,6 +36,8 @@ MAX_USAGE_PERIOD = timedelta(days=400)
 
 
 class UsageView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="usage_read", parameters=[shapes.UsageQuery], responses=shapes.UsageShape)
     def get(self, request: Request) -> Response:
         """List GPU-hours held and used by the teams that you may see."""
@@ -75,6 +78,8 @@ class UsageView(ApiView):
 
 
 class ChargeListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="charges_list",
         parameters=[shapes.ChargeQuery],
@@ -96,6 +101,8 @@ class ChargeListView(ApiView):
 
 
 class ChargeDetailView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="charges_read", responses=shapes.ChargeLineShape)
     def get(self, request: Request, id: int) -> Response:
         """Return one charge line, the computation of its amount, and its measured GPU use."""
@@ -110,6 +117,8 @@ def _visible_statements(view: ApiView) -> QuerySet[Statement]:
 
 
 class StatementListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="statements_list", parameters=[PageQuery], responses=page_schema(shapes.StatementShape)
     )
@@ -124,6 +133,8 @@ class StatementListView(ApiView):
 
 
 class StatementDetailView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="statements_read", responses=shapes.StatementShape)
     def get(self, request: Request, month: str) -> Response:
         """Return the statement of one month."""
@@ -133,6 +144,8 @@ class StatementDetailView(ApiView):
 
 
 class CloseStatementView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="statements_close", request=shapes.CloseStatementWish, responses=shapes.StatementShape
     )
@@ -146,6 +159,8 @@ class CloseStatementView(ApiView):
 
 
 class PriceListView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="prices_list", parameters=[PageQuery], responses=page_schema(shapes.PriceShape)
     )
@@ -165,6 +180,8 @@ class PriceListView(ApiView):
 
 
 class BudgetListView(ApiView):
+    scope = TokenScope.FINANCE
+
     @extend_schema(
         operation_id="budgets_list", parameters=[PageQuery], responses=page_schema(shapes.BudgetShape)
     )

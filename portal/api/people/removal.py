@@ -10,7 +10,7 @@ from portal import policy
 from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.removal import RemovalEffectShape, RemovalWish, RemovedShape
 from portal.api.base.views import ApiView
-from portal.models import Template
+from portal.models import Template, TokenScope
 from portal.services.people import team_removal
 from portal.services.work import templates
 from portal.wording.removal_texts import REMOVAL_VERBS
@@ -18,6 +18,8 @@ from scheduler.models import Team
 
 
 class TeamRemovalView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="teams_removal", responses=RemovalEffectShape)
     def get(self, request: Request, slug: str) -> Response:
         """Return the effect of removing a team, and whether the removal would be refused. For operators."""
@@ -26,6 +28,8 @@ class TeamRemovalView(ApiView):
 
 
 class RemoveTeamView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="teams_remove", request=RemovalWish, responses=RemovedShape)
     def post(self, request: Request, slug: str) -> Response:
         """Remove a team; its history stays. 409 while it has pools, work or reservations. For operators."""
@@ -36,6 +40,8 @@ class RemoveTeamView(ApiView):
 
 
 class TemplateRemovalView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="templates_removal", responses=RemovalEffectShape)
     def get(self, request: Request, slug: str) -> Response:
         """Preview the deletion of a template. For operators."""
@@ -45,6 +51,8 @@ class TemplateRemovalView(ApiView):
 
 
 class RemoveTemplateView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="templates_remove", request=RemovalWish, responses=RemovedShape)
     def post(self, request: Request, slug: str) -> Response:
         """Delete a template; workloads started from it stay. For operators."""

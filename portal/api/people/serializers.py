@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from rest_framework import serializers
 
-from portal.api.base.fields import RecordField, ResponseSerializer, count_field, name_field, numbers_field
+from portal.api.base.fields import (
+    RecordField,
+    ResponseSerializer,
+    count_field,
+    name_field,
+    numbers_field,
+    slug_field,
+)
 from portal.api.base.serializers import PageQuery, StrictSerializer
-from portal.models import Membership, Notification
+from portal.models import Membership, Notification, TokenScope
 from portal.wording import notice_texts
 from scheduler.models import Project, WorkloadKind, WorkloadType
 
@@ -55,9 +62,11 @@ class ProjectShape(ResponseSerializer):
 class TokenShape(ResponseSerializer):
     id = serializers.IntegerField()
     name = serializers.CharField()
+    user = serializers.CharField(source="user.username", help_text="your user name, or a service account")
     prefix = serializers.CharField()
+    scopes = serializers.ListField(child=serializers.ChoiceField(choices=TokenScope.choices))
     created_at = serializers.DateTimeField()
-    expires_at = serializers.DateTimeField(allow_null=True)
+    expires_at = serializers.DateTimeField()
     last_used_at = serializers.DateTimeField(allow_null=True)
     revoked_at = serializers.DateTimeField(allow_null=True)
 
@@ -68,7 +77,55 @@ class TokenMade(TokenShape):
 
 class TokenWish(StrictSerializer):
     name = name_field()
-    expires_at = serializers.DateTimeField(required=False, allow_null=True)
+    scopes = serializers.ListField(
+        child=serializers.ChoiceField(choices=TokenScope.choices),
+        required=False,
+        min_length=1,
+        max_length=len(TokenScope.choices),
+        help_text="Default: read and submit, as far as the token of this request has them.",
+    )
+    expires_at = serializers.DateTimeField(
+        required=False, allow_null=True, help_text="Default: as late as possible."
+    )
+
+
+class ServiceAccountShape(ResponseSerializer):
+    name = serializers.CharField(source="username")
+    team = serializers.CharField(source="service_team.slug")
+    owner = serializers.CharField(
+        source="service_owner.username",
+        allow_null=True,
+        default=None,
+        help_text="null: its tokens are refused",
+    )
+    purpose = serializers.CharField(source="first_name")
+    active = serializers.BooleanField(source="is_active")
+
+
+class ServiceAccountWish(StrictSerializer):
+    name = name_field()
+    team = slug_field()
+    owner = serializers.CharField(max_length=150, required=False, help_text="Default: you.")
+    purpose = serializers.CharField(max_length=150, required=False, allow_blank=True)
+
+
+class ServiceAccountChange(StrictSerializer):
+    owner = serializers.CharField(max_length=150, required=False)
+    active = serializers.BooleanField(required=False)
+
+
+class SecuritySettingsShape(ResponseSerializer):
+    token_days = serializers.IntegerField(help_text="Longest life of an API token, in days.")
+    separate_approver = serializers.BooleanField(
+        allow_null=True,
+        help_text="Nobody decides their own request. Null: where there are two operators.",
+    )
+    separate_approver_in_force = serializers.BooleanField()
+
+
+class SecuritySettingsWish(StrictSerializer):
+    token_days = count_field(1, required=False)
+    separate_approver = serializers.BooleanField(allow_null=True, required=False)
 
 
 class NotificationShape(ResponseSerializer):

@@ -16,13 +16,15 @@ from portal.api.base.schema import page_schema
 from portal.api.base.serializers import EmptyBody, PageQuery
 from portal.api.base.views import ApiView
 from portal.api.people import serializers as shapes
-from portal.models import Template
+from portal.models import Template, TokenScope, User
 from portal.services.audit_trail.verification import audit_integrity
 from portal.services.people import accounts, api_tokens
 from portal.wording import audit_texts
 
 
 class MeView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(operation_id="me_read", responses=shapes.MeShape)
     def get(self, request: Request) -> Response:
         """Return your account and your roles."""
@@ -40,6 +42,8 @@ class MeView(ApiView):
 
 
 class TeamListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="teams_list", parameters=[PageQuery], responses=page_schema(shapes.TeamShape))
     def get(self, request: Request) -> Response:
         """List the teams that you may see."""
@@ -51,6 +55,8 @@ class TeamListView(ApiView):
 
 
 class TeamDetailView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="teams_read", responses=shapes.TeamShape)
     def get(self, request: Request, slug: str) -> Response:
         """Return one team. A removed team has ``removed_at``."""
@@ -59,6 +65,8 @@ class TeamDetailView(ApiView):
 
 
 class ProjectListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="projects_list", parameters=[PageQuery], responses=page_schema(shapes.ProjectShape)
     )
@@ -69,6 +77,8 @@ class ProjectListView(ApiView):
 
 
 class TemplateListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="templates_list", parameters=[PageQuery], responses=page_schema(shapes.TemplateShape)
     )
@@ -82,33 +92,49 @@ class TemplateListView(ApiView):
 
 
 class TokenListView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(
         operation_id="tokens_list", parameters=[PageQuery], responses=page_schema(shapes.TokenShape)
     )
     def get(self, request: Request) -> Response:
         """List your tokens, newest first, without their text."""
-        rows = policy.visible_tokens(self.actor).order_by("-created_at", "-pk")
+        rows = policy.visible_tokens(self.actor).select_related("user").order_by("-created_at", "-pk")
         return self.list_response(rows, shapes.TokenShape, self.validated_query(PageQuery))
 
     @extend_schema(operation_id="tokens_create", request=shapes.TokenWish, responses={201: shapes.TokenMade})
     def post(self, request: Request) -> Response:
-        """Create a token; only this response has its text."""
-        token, text = api_tokens.create_token(**self.service_context, **self.validated_body(shapes.TokenWish))
-        return Response({**shapes.TokenShape(token).data, "token": text}, status=201)
+        """Create a token; only this response has its text. A token made by a token ends no later."""
+        return created_token(self)
 
 
 class RevokeTokenView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(operation_id="tokens_revoke", request=EmptyBody, responses=shapes.TokenShape)
     def post(self, request: Request, id: int) -> Response:
-        """Revoke a token at once."""
-        token = get_visible_or_404(policy.visible_tokens(self.actor), pk=min(id, MAX_INT))
+        """Revoke a token of yours, or of a service account, and the tokens that it created."""
+        rows = policy.revocable_tokens(self.actor).select_related("user")
+        token = get_visible_or_404(rows, pk=min(id, MAX_INT))
         self.validated_body(EmptyBody)
         return self.object_response(
             api_tokens.revoke_token(**self.service_context, token=token), shapes.TokenShape
         )
 
 
+def created_token(view: ApiView, account: User | None = None) -> Response:
+    """Create a token as the body says, for the caller or for a service account. Return its text."""
+    given = view.validated_body(shapes.TokenWish)
+    if given.get("scopes") is None:
+        has = TokenScope.values if view.token is None else view.token.scopes
+        given["scopes"] = [scope for scope in api_tokens.USUAL_SCOPES if scope in has] or has
+    token, text = api_tokens.create_token(**view.service_context, user=account, parent=view.token, **given)
+    return Response({**shapes.TokenShape(token).data, "token": text}, status=201)
+
+
 class NotificationListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="notifications_list",
         parameters=[PageQuery],
@@ -121,6 +147,8 @@ class NotificationListView(ApiView):
 
 
 class MarkNotificationsReadView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(operation_id="notifications_read", request=shapes.ReadWish, responses=shapes.ReadAnswer)
     def post(self, request: Request) -> Response:
         """Mark notices as read."""
@@ -147,6 +175,8 @@ class AuditIntegrityView(ApiView):
 
 
 class AuditEventListView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="audit_list", parameters=[shapes.AuditQuery], responses=page_schema(shapes.AuditShape)
     )

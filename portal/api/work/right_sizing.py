@@ -15,6 +15,7 @@ from portal.api.base.periods import checked_period
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
 from portal.errors import Invalid
+from portal.models import TokenScope
 from portal.reads.utilisation.right_sizing import SizingAdvice, sizing_advice
 from portal.wording.pages import api_answers
 from telemetry.core.capacity.right_sizing import SAVING_CODES
@@ -64,6 +65,8 @@ class RightSizingAnswer(ResponseSerializer):
 
 
 class RightSizingView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="right_sizing", parameters=[RightSizingQuery], responses=RightSizingAnswer)
     def get(self, request: Request) -> Response:
         """Return advice on what to request next time, from the reports of ended runs.

@@ -14,6 +14,7 @@ from portal import policy
 from portal.api.base.fields import ResponseSerializer
 from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from scheduler.state.states import WorkloadState
 from telemetry.reads.usage.process_use import workload_processes
 from telemetry.reads.usage.run_use import last_run_use
@@ -56,6 +57,8 @@ class WorkloadUseShape(ResponseSerializer):
 
 
 class WorkloadUseView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="workloads_use", responses=WorkloadUseShape)
     def get(self, request: Request, id: UUID) -> Response:
         """Return the CPU, memory, disk and network use of a workload's runs, and its processes on GPUs."""

@@ -24,7 +24,7 @@ from portal.api.work import (
     workload_serializers,
 )
 from portal.errors import Invalid
-from portal.models import ApiToken
+from portal.models import ApiToken, TokenScope
 from portal.reads.work.job_arrays import with_task_counts
 from portal.reads.work.run_reports import run_report
 from portal.services.work import launch, workload_changes, workload_preview, workspaces
@@ -66,6 +66,8 @@ def _filtered_workloads(view: ApiView, query: dict[str, Any]) -> QuerySet[Worklo
 class WorkloadListView(ApiView):
     """List notebooks and jobs together."""
 
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="workloads_list",
         parameters=[request_serializers.WorkloadQuery],
@@ -78,6 +80,8 @@ class WorkloadListView(ApiView):
 
 
 class NotebookListView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(
         operation_id="notebooks_list",
         parameters=[request_serializers.KindQuery],
@@ -106,6 +110,8 @@ class NotebookListView(ApiView):
 
 
 class JobListView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(
         operation_id="jobs_list",
         parameters=[request_serializers.JobQuery],
@@ -134,6 +140,8 @@ class JobListView(ApiView):
 
 
 class ArrayListView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(
         operation_id="arrays_list",
         parameters=[PageQuery],
@@ -161,6 +169,8 @@ class ArrayListView(ApiView):
 
 
 class ArrayDetailView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="arrays_read", responses=array_serializers.ArrayShape)
     def get(self, request: Request, id: UUID) -> Response:
         """Return one job array."""
@@ -170,6 +180,8 @@ class ArrayDetailView(ApiView):
 
 
 class CancelArrayView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(operation_id="arrays_cancel", request=Why, responses=array_serializers.CancelledTasks)
     def post(self, request: Request, id: UUID) -> Response:
         """Cancel every task that has not ended."""
@@ -181,6 +193,8 @@ class CancelArrayView(ApiView):
 
 
 class NotebookPreviewView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="notebooks_preview",
         request=request_serializers.NotebookWish,
@@ -196,6 +210,8 @@ class NotebookPreviewView(ApiView):
 
 
 class JobPreviewView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="jobs_preview",
         request=request_serializers.JobWish,
@@ -222,6 +238,8 @@ def _preview_response(view: ApiView, given: dict[str, Any], kind: str) -> Respon
 
 
 class WorkloadDetailView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="workloads_read", responses=workload_serializers.WorkloadDetail)
     def get(self, request: Request, id: UUID) -> Response:
         """Return one notebook or job, with the runs of its attempts."""
@@ -231,6 +249,8 @@ class WorkloadDetailView(ApiView):
 
 
 class WorkloadLogView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="workloads_logs",
         parameters=[request_serializers.LogQuery],
@@ -268,6 +288,8 @@ class WorkloadLogView(ApiView):
 
 
 class WorkloadReportView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="workloads_report", responses=report_serializers.WorkloadReportShape)
     def get(self, request: Request, id: UUID) -> Response:
         """Return what a workload used on each GPU, its waits, its cost, and what to ask for next time."""
@@ -279,6 +301,8 @@ class WorkloadReportView(ApiView):
 
 
 class CancelWorkloadView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(operation_id="workloads_cancel", request=Why, responses=workload_serializers.WorkloadShape)
     def post(self, request: Request, id: UUID) -> Response:
         """Stop a workload, or remove it from the queue."""
@@ -292,6 +316,8 @@ class CancelWorkloadView(ApiView):
 
 
 class ExtendWorkloadView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(
         operation_id="workloads_extend",
         request=request_serializers.SecondsWish,
@@ -312,6 +338,8 @@ class ExtendWorkloadView(ApiView):
 
 
 class KeepWorkloadView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(
         operation_id="workloads_keep",
         request=request_serializers.SecondsWish,
@@ -328,6 +356,8 @@ class KeepWorkloadView(ApiView):
 
 
 class RelaunchWorkloadView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(
         operation_id="workloads_relaunch",
         request=request_serializers.RelaunchWish,
@@ -345,6 +375,8 @@ class RelaunchWorkloadView(ApiView):
 
 
 class OpenWorkloadView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(operation_id="workloads_open", request=EmptyBody, responses=workload_serializers.OpenShape)
     def post(self, request: Request, id: UUID) -> Response:
         """Return a URL that opens a running notebook or job. It works once, and expires after a minute."""
@@ -360,6 +392,8 @@ class OpenWorkloadView(ApiView):
 
 
 class QueueView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="queue_list",
         parameters=[request_serializers.QueueQuery],

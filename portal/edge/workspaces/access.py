@@ -77,7 +77,7 @@ def redeem_entry_code(label: str, code: str, now: dt.datetime) -> WorkspaceEntry
                 session_generation=F("user__session_generation"),
             )
             .filter(expires_at__gt=now)
-            .select_related("user", "workload__project", "api_token__user")
+            .select_related("user", "workload__project", "api_token__user__service_owner")
             .first()
         )
         if found is None or not EntryCode.objects.filter(pk=found.pk, used_at__isnull=True).update(
@@ -118,7 +118,9 @@ def grants_by_token_hash(
     sessions = (
         WorkspaceSession.objects.filter(token_hash__in=wanted, ended_at__isnull=True, created_at__gt=oldest)
         .filter(session_generation=F("user__session_generation"))
-        .select_related("user", "workload__project", "workload__workspace_origin", "api_token__user")
+        .select_related(
+            "user", "workload__project", "workload__workspace_origin", "api_token__user__service_owner"
+        )
         .order_by("pk")
     )
     rows = list(sessions)

@@ -24,7 +24,7 @@ def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
     GPUs.
     """
     rows = policy.visible_teams(viewer).annotate(
-        people=Count("memberships", distinct=True),
+        people=Count("memberships", filter=Q(memberships__user__service_team=None), distinct=True),
         active_projects=Count("projects", filter=Q(projects__active=True), distinct=True),
     )
     guaranteed: dict[int, int] = {}
@@ -69,7 +69,9 @@ def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
     return {
         "team": team,
         "members": list(
-            Membership.objects.filter(team=team).select_related("user").order_by("-role", "user__username")
+            Membership.objects.filter(team=team, user__service_team=None)
+            .select_related("user")
+            .order_by("-role", "user__username")
         ),
         "projects": [
             {
@@ -100,10 +102,11 @@ def team_page(viewer: policy.Viewer, slug: str) -> dict[str, Any] | None:
 
 
 def people(viewer: policy.Viewer) -> QuerySet[User]:
-    """Return the visible people with their memberships loaded."""
+    """Return the visible people with their memberships loaded. Service accounts are not people."""
     memberships = Membership.objects.select_related("team").order_by("team__name")
     return (
         policy.visible_users(viewer)
+        .filter(service_team=None)
         .prefetch_related(Prefetch("memberships", queryset=memberships))
         .order_by("username")
     )

@@ -5,17 +5,19 @@ from __future__ import annotations
 from datetime import datetime
 
 from django.db import IntegrityError, transaction
+from django.db.models import Exists, OuterRef
 
 from portal import policy
 from portal.input_checks import InputChecks, unique_slug
 from portal.models import User
 from portal.services import audit
+from portal.wording.host_texts import ISOLATION_BY_FIRST_HOSTS
 from portal.wording.problems import administration_problems
 from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.core.rejection import OperationRejected
-from scheduler.models import Pool, Team
+from scheduler.models import Host, Pool, Team
 from scheduler.state import nudge
 from scheduler.state.isolation import ISOLATION_LEVELS
 
@@ -79,6 +81,7 @@ def create_pool(
                 name=name,
                 kind=kind,
                 team=team,
+                isolation_from_hosts=True,
                 created_at=now,
                 **clean,
             )
@@ -134,7 +137,7 @@ def demand_isolation(
     checks.done()
     with transaction.atomic():
         before = audit.audited_fields(pool, "isolation")
-        Pool.objects.filter(pk=pool.pk).update(isolation=isolation)
+        Pool.objects.filter(pk=pool.pk).update(isolation=isolation, isolation_from_hosts=False)
         pool.refresh_from_db()
         after = audit.audited_fields(pool, "isolation")
         if before != after:
@@ -151,6 +154,41 @@ def demand_isolation(
         nudge.engine()
         nudge.pages(nudge.HOSTS)
     return pool
+
+
+def demand_isolation_of_first_hosts(now: datetime) -> int:
+    """Let each new pool demand the isolation that all its hosts provide, once a host has reported.
+
+    From then on, only operators change what the pool demands. Return the number of pools. A repeated call
+    does no harm.
+    """
+    reported = Host.objects.filter(pool=OuterRef("pk")).exclude(isolation="")
+    new_pools = Pool.objects.filter(Exists(reported), isolation_from_hosts=True)
+    return sum(_demand_isolation_of_hosts(pool, now) for pool in new_pools.order_by("pk"))
+
+
+@transaction.atomic
+def _demand_isolation_of_hosts(pool: Pool, now: datetime) -> bool:
+    provided = Host.objects.filter(pool=pool).exclude(isolation="").values_list("isolation_level", flat=True)
+    weakest = min(provided, key=ISOLATION_LEVELS.index)
+    before = audit.audited_fields(pool, "isolation")
+    undecided = Pool.objects.filter(pk=pool.pk, isolation_from_hosts=True)
+    if not undecided.update(isolation=weakest, isolation_from_hosts=False):
+        return False
+    pool.refresh_from_db()
+    audit.record(
+        actor=None,
+        via="program",
+        now=now,
+        verb="demand_isolation",
+        target=pool,
+        before=before,
+        after=audit.audited_fields(pool, "isolation"),
+        why=ISOLATION_BY_FIRST_HOSTS,
+    )
+    nudge.engine()
+    nudge.pages(nudge.HOSTS)
+    return True
 
 
 def _checked_limits(checks: InputChecks, limits: dict[str, int | None]) -> dict[str, int | None]:

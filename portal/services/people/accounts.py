@@ -16,6 +16,7 @@ from portal.models import Notification, Organisation, User
 from portal.services import audit
 from portal.services.money.billing_currency import checked_currency, set_first_currency
 from portal.services.people import setup_code as setup_codes
+from portal.services.people.service_accounts import service_account_rejection
 from portal.services.people.sessions import end_sessions_of, revoke_tokens_of
 from portal.sign_in.client import ClientDetails
 from portal.wording.problems import administration_problems
@@ -79,7 +80,7 @@ def change_user(
 
     An argument of None keeps the present value. A change ends all sessions of the person. If the account is
     closed, or with ``revoke_tokens``, its API tokens are revoked. Raises Invalid, NotAllowed. Raises
-    OperationRejected if no operator would remain.
+    OperationRejected if no operator would remain, or if a service account would get a role.
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
@@ -87,6 +88,8 @@ def change_user(
     flags = _checked_roles(
         checks, {name: getattr(user, name) if flag is None else flag for name, flag in given.items()}
     )
+    if user.service_team is not None and any(flags.values()):
+        raise service_account_rejection(user)
     open_ = user.is_active if active is None else checks.flag("active", active)
     revoke_tokens = checks.flag("revoke_tokens", revoke_tokens)
     why = checks.text("why", why, least=0, most=1000, lines=True)

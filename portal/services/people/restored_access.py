@@ -12,6 +12,7 @@ from django.db import transaction
 
 from portal.models import ApiToken, EntryCode, User, WorkspaceSession
 from portal.services import audit
+from portal.services.people.api_tokens import revoke_all
 from scheduler import services as scheduling
 from scheduler.models import Host
 
@@ -90,7 +91,7 @@ def end_all_sessions(now: datetime) -> None:
 
 
 def _revoke(tokens: list[ApiToken], now: datetime, via: str) -> list[str]:
-    ApiToken.objects.filter(pk__in=[token.pk for token in tokens]).update(revoked_at=now)
+    revoke_all(ApiToken.objects.filter(pk__in=[token.pk for token in tokens]), now)
     for token in tokens:
         audit.record(actor=None, via=via, now=now, verb="revoke_token", target=token)
     return sorted(f"{token.user.get_username()}: {token.name} ({token.prefix}...)" for token in tokens)

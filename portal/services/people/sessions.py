@@ -9,6 +9,7 @@ from django.db.models import F
 
 from portal.models import ApiToken, User, WorkspaceSession
 from portal.redis_state.access_revocation import publish_rights_changed, publish_sessions_ended
+from portal.services.people.api_tokens import revoke_all
 
 
 def end_sessions_of(user: User, now: datetime) -> int:
@@ -34,8 +35,7 @@ def revoke_tokens_of(user: User, now: datetime, ids: Collection[int] | None = No
     rows = ApiToken.objects.filter(user=user, revoked_at=None)
     if ids is not None:
         rows = rows.filter(pk__in=ids)
-    names = dict(rows.order_by("created_at", "pk").values_list("pk", "name"))
-    ApiToken.objects.filter(pk__in=names, revoked_at=None).update(revoked_at=now)
-    if names:
+    names = list(rows.order_by("created_at", "pk").values_list("name", flat=True))
+    if revoke_all(rows, now):
         publish_rights_changed()
-    return list(names.values())
+    return names

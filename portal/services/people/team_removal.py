@@ -11,6 +11,7 @@ from portal.input_checks import checked_reason
 from portal.models import Membership, User
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
+from portal.services.people.service_accounts import close_service_accounts
 from portal.services.removal_effect import (
     RemovalEffect,
     refusal_of,
@@ -39,10 +40,10 @@ def preview_team_removal(*, actor: User, team: Team, now: datetime) -> RemovalEf
 
 
 def remove_team(*, actor: User, team: Team, now: datetime, why: str = "", via: str = "web") -> Team:
-    """Remove a team. Its memberships and quotas end, and its projects close. Its history stays.
+    """Remove a team. Its memberships and quotas end, and its projects and service accounts close.
 
-    Raises Invalid, NotAllowed. Raises OperationRejected while the team owns a pool or has work or
-    reservations.
+    Its history stays. Raises Invalid, NotAllowed. Raises OperationRejected while the team owns a pool or has
+    work or reservations.
     """
     policy.require(actor, "team.remove", team)
     why = checked_reason(why)
@@ -51,6 +52,7 @@ def remove_team(*, actor: User, team: Team, now: datetime, why: str = "", via: s
         authors = withdraw_submissions(team=team)
         scheduling.remove_team(team, now=now)
         authors |= withdraw_submissions(team=team)
+        close_service_accounts(team, now)
         Membership.objects.filter(team=team).delete()
         publish_rights_changed()
         audit.record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from django.db import IntegrityError, transaction
 
@@ -11,6 +12,7 @@ from portal.input_checks import InputChecks, unique_slug
 from portal.models import Membership, User
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
+from portal.services.people.service_accounts import release_service_accounts, service_account_rejection
 from scheduler import services as scheduling
 from scheduler.core.model.snapshot import Priority
 from scheduler.core.rejection import OperationRejected
@@ -161,12 +163,14 @@ def add_member(
 ) -> Membership:
     """Add a person to a team, or change the role of a member.
 
-    Raises Invalid, NotAllowed. Raises OperationRejected if the team was removed.
+    Raises Invalid, NotAllowed. Raises OperationRejected if the team was removed, and for a service account.
     """
     policy.require(actor, "team.change", team)
     checks = InputChecks()
     role = checks.choice("role", role, Membership.Role.values)
     checks.done()
+    if user.is_service_account:
+        raise service_account_rejection(user)
     with transaction.atomic():
         old = Membership.objects.filter(team=team, user=user).first()
         before = None if old is None else {"user": user.username, "role": old.role}
@@ -189,17 +193,21 @@ def add_member(
 def remove_member(*, actor: User, team: Team, user: User, now: datetime, via: str = "web") -> None:
     """Remove a person from a team. The person's workloads stay with the team.
 
-    Raises NotAllowed. Raises OperationRejected if the person is not a member.
+    Service accounts of the team that the person owns have no owner from then on, so their tokens are refused.
+    Raises NotAllowed. Raises OperationRejected if the person is not a member, and for a service account.
     """
     policy.require(actor, "team.change", team)
+    if user.is_service_account:
+        raise service_account_rejection(user)
     with transaction.atomic():
         old = Membership.objects.filter(team=team, user=user).first()
         if old is None:
             raise OperationRejected(
                 "person_is_not_a_member", {"name": user.username, "team": team.name}, field="user"
             )
-        before = {"user": user.username, "role": old.role}
+        before: dict[str, Any] = {"user": user.username, "role": old.role}
         old.delete()
+        before |= release_service_accounts(team, user)
         publish_rights_changed()
         audit.record(actor=actor, via=via, now=now, verb="remove_member", target=team, before=before)
 

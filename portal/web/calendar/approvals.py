@@ -162,6 +162,7 @@ def _approvals_context(
             else "",
             "open": open_,
             "may_decide": open_ and policy.may(user, "submission.decide", chosen),
+            "decided_by_another": open_ and policy.may_not_decide_own(user, chosen),
             "may_withdraw": open_ and policy.may(user, "submission.withdraw", chosen),
             "form": form or DecisionForm(submission=chosen),
             "next": shown[place + 1] if place is not None and place + 1 < len(shown) else None,

@@ -21,6 +21,7 @@ from portal.web.fleet.repairs import RepairPolicyForm
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.duration_field import DURATION_EXAMPLES, DurationInSecondsField
 from portal.web.page.service_form import ServiceForm
+from portal.wording.host_texts import isolation_note
 from portal.wording.pages import fleet_pages
 from scheduler.models import Pool, Team
 from scheduler.state.isolation import Isolation
@@ -147,12 +148,15 @@ def _pool_page(
     repair = repair or RepairPolicyForm(
         pool=row, initial={name: getattr(row, name) for name in REPAIR_POLICY}
     )
+    hosts = list(row.hosts.select_related("pool").order_by("name"))
+    provided = [host.isolation_level for host in hosts if host.isolation]
     context = {
         "repair": repair,
         "diagnostic_tool": repair_reads.diagnostic_tool(row),
         "pool": row,
         "form": form,
         "isolation": isolation,
+        "isolation_note": isolation_note(row.isolation, provided, row.isolation_from_hosts),
         "waiting": reads.queue_leaders(row) if policy.sees_all_teams(request.user) else None,
         "hosts": [
             {
@@ -160,7 +164,7 @@ def _pool_page(
                 "has": host.get_isolation_level_display(),
                 "lacks": host_reads.missing_isolation(host),
             }
-            for host in row.hosts.select_related("pool").order_by("name")
+            for host in hosts
         ],
         "may_change": policy.may(request.user, "pool.change") and row.removed_at is None,
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -59,6 +62,15 @@ def _report_url(notice: Notification) -> str:
     return reverse("workload-report", args=[notice.workload.public_id])
 
 
+# By the kind of a notice that has no row of its own: the URL from its numbers.
+ADDRESSES_BY_KIND: dict[str, Callable[[dict[str, Any]], str]] = {
+    "month_waits": lambda numbers: reverse("month-close", args=[numbers["month"][:7]]),
+    "statements_made": lambda numbers: f"{reverse('cost-centre-statements')}?month={numbers['month'][:7]}",
+    "spend_question": lambda numbers: reverse("unusual-spend", args=[numbers["spend"]]),
+    "token_ends": lambda numbers: reverse("service-accounts" if numbers.get("account") else "tokens"),
+}
+
+
 def _notification_url(notice: Notification) -> str:
     """Return the URL of the object that the notification is about; empty if it has no page."""
     if notice.workload is not None and notice.kind.startswith("array_") and notice.workload.array is not None:
@@ -73,10 +85,5 @@ def _notification_url(notice: Notification) -> str:
         return reverse("submission", args=[notice.submission.public_id])
     if notice.kind in HOST_NOTIFICATION_KINDS and notice.numbers.get("host"):
         return reverse("host", args=[notice.numbers["host"]])
-    if notice.kind == "month_waits":
-        return reverse("month-close", args=[notice.numbers["month"][:7]])
-    if notice.kind == "statements_made":
-        return f"{reverse('cost-centre-statements')}?month={notice.numbers['month'][:7]}"
-    if notice.kind == "spend_question":
-        return reverse("unusual-spend", args=[notice.numbers["spend"]])
-    return ""
+    address = ADDRESSES_BY_KIND.get(notice.kind)
+    return address(notice.numbers) if address else ""

@@ -12,6 +12,7 @@ from portal import policy
 from portal.models import Organisation
 from portal.reads.people import organisation as reads
 from portal.services.people import organisation as organisation_service
+from portal.services.people.security_settings import change_security_settings
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 
@@ -19,6 +20,22 @@ from portal.web.page.service_form import ServiceForm
 class OrganisationForm(ServiceForm):
     name = forms.CharField(max_length=200, label="Name")
     time_zone = forms.CharField(max_length=60, label="Time zone")
+
+
+class SecurityForm(ServiceForm):
+    token_days = forms.IntegerField(
+        label="API tokens last at most",
+        help_text="Days. Existing tokens keep their end.",
+    )
+    separate_approver = forms.ChoiceField(
+        label="Own requests",
+        required=False,
+        choices=[
+            ("", "are decided by another person where there are two operators"),
+            ("yes", "are always decided by another person"),
+            ("no", "may be decided by their author"),
+        ],
+    )
 
 
 @sign_in_required
@@ -30,8 +47,12 @@ def organisation_settings(request: HttpRequest) -> HttpResponse:
         "name": organisation.name,
         "time_zone": organisation.time_zone,
     }
-    form = OrganisationForm(request.POST or None, initial=initial)
-    if request.method == "POST" and form.is_valid():
+    verb, security = request.POST.get("verb", ""), _security_form(request, organisation)
+    form = OrganisationForm(request.POST if request.POST and verb != "security" else None, initial=initial)
+    if verb == "security" and security.is_valid():
+        if _save_security(request, security):
+            return redirect("settings")
+    elif request.method == "POST" and form.is_valid():
         done = form.carry_out(
             organisation_service.change_organisation,
             actor=current_user(request),
@@ -43,10 +64,34 @@ def organisation_settings(request: HttpRequest) -> HttpResponse:
             return redirect("settings")
     context = {
         "form": form,
+        "security": security,
         "pools": reads.pools(request.user),
         "may_change": may_change,
         "organisation_row": organisation,
         "may_see_recordings": policy.may(request.user, "recording.see"),
         "may_see_retention": policy.may(request.user, "retention.see"),
     }
-    return render(request, "organisation/settings.html", context, status=400 if form.errors else 200)
+    invalid = form.errors or security.errors
+    return render(request, "organisation/settings.html", context, status=400 if invalid else 200)
+
+
+def _security_form(request: HttpRequest, organisation: Organisation) -> SecurityForm:
+    initial = {
+        "token_days": organisation.token_days,
+        "separate_approver": {None: "", True: "yes", False: "no"}[organisation.separate_approver],
+    }
+    return SecurityForm(request.POST if request.POST.get("verb") == "security" else None, initial=initial)
+
+
+def _save_security(request: HttpRequest, form: SecurityForm) -> bool:
+    """Save the settings of security. Return False if they were refused."""
+    done = form.carry_out(
+        change_security_settings,
+        actor=current_user(request),
+        now=timezone.now(),
+        token_days=form.cleaned_data["token_days"],
+        separate_approver={"": None, "yes": True, "no": False}[form.cleaned_data["separate_approver"]],
+    )
+    if done is not None:
+        messages.success(request, "Saved.")
+    return done is not None

@@ -24,3 +24,7 @@ TOPICS_NOT_ALLOWED = "topics: {given} given; allowed: 1 to {most}"
 TOPIC_NOT_FOUND = "topics: {topic!r} is not a topic, or you may not see it"
 SIGN_IN_FIRST = "sign in to the portal first"
 NO_REPORT = "{name} has held no GPU, so it has no report; allowed: a workload that has held a GPU."
+IDEMPOTENCY_KEY = (
+    "A name for this request, such as a UUID. For a day, a repetition with the same key gets the answer of "
+    "the first request and changes nothing."
+)

@@ -88,6 +88,8 @@ AUDITOR_HAS_OTHER_ROLE = (
     "auditor is true with another role; allowed: an auditor is neither operator nor finance."
 )
 PASSWORD_LENGTH = "password is too long or not text; allowed: 12 to 1,000 characters."
+TOKEN_SCOPES = "scopes is {given}; allowed: {allowed}."
+SERVICE_OWNER = "owner is {given}; allowed: a person of {team} with an active account."
 EXPIRY_INVALID = "expires_at is {expires_at}; allowed: {allowed}."
 ENVIRONMENT_OF_ANOTHER = (
     "environment of {workload} ({variables:.200}) is {owner}'s; allowed: your own values, or none."

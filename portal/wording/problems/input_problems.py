@@ -23,3 +23,7 @@ VARIABLE_VALUE_INVALID = (
 NOT_A_TIME_ZONE = (
     "{field} is {given}; allowed: a name of the time zone database, such as UTC or Europe/Berlin."
 )
+IDEMPOTENCY_KEY_REUSED = (
+    "Idempotency-Key belongs to another request of yours within the last day; allowed: a new key for each "
+    "request, and the same method, address and body when a request is repeated."
+)

@@ -24,6 +24,7 @@ SUBMISSION_DECIDE = (
     "Only finance decides requests for a budget. Only operators and leads of the team decide requests "
     "to join it. Only operators decide other requests."
 )
+OWN_REQUEST = "You asked for this yourself, so another person decides it. You may withdraw it."
 SUBMISSION_WITHDRAW = "Only its author or a lead of the team may withdraw this."
 APPROVAL_SEE = "Only operators and auditors see what waits for approval."
 RECORDING_SEE = "Only operators and auditors see the engine's recordings: they name every team's work."
@@ -38,6 +39,7 @@ CAPACITY_STUDY = "Only an operator may request a study of the number of GPUs."
 POOL_CHANGE = "Only an operator may change pools."
 TEAM_CREATE = "Only an operator may create a team."
 USER_CHANGE = "Only an operator may create or change accounts."
+SECURITY_CHANGE = "Only an operator may change the settings of security."
 TEMPLATE_CHANGE = "Only an operator may change templates."
 ALERT_HANDLE = "Only an operator may acknowledge and snooze alerts."
 ALERT_RULE_CHANGE = "Only an operator may change the alert rules of a pool."
@@ -58,4 +60,10 @@ AUDIT_SEE_ALL = "Only operators and auditors see every change."
 OWN_CHANGE = (
     "Only people with an active account may change their settings, read their notices and create tokens."
 )
-TOKEN_REVOKE = "Only its owner or an operator may revoke this token."
+TOKEN_REVOKE = "Only its owner, a lead of the service account's team or an operator may revoke this token."
+SERVICE_ACCOUNT_CREATE = "Only a lead of the team or an operator may create a service account."
+SERVICE_ACCOUNT_CHANGE = "Only its owner, a lead of its team or an operator may change this service account."
+TOKEN_SCOPE = (
+    "The token {name} has the scopes: {scopes}. This call needs the scope {scope}; make a token that has it "
+    "under API tokens."
+)

@@ -19,7 +19,7 @@ from portal.api.base.throttling import ReadThrottle, WriteThrottle
 from portal.models import Template
 from portal.services.approvals import submissions
 from portal.services.calendar import recurring_reservations, reservations
-from portal.services.people import api_tokens
+from portal.services.people import api_tokens, service_accounts
 from portal.services.work import launch
 from scheduler.cycle import engine
 from scheduler.cycle.recording import CycleRecorder
@@ -101,6 +101,18 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "tokens/"): ({}, ALL),
     ("POST", "tokens/"): ({"name": "x"}, (201,) * 8),
     ("POST", "tokens/{id}/revoke/"): ({}, (200, 404, 404, 404, 404, 404, 404, 404)),
+    ("GET", "service-accounts/"): ({}, ALL),
+    # An operator is no member of the team, so the operator cannot be the owner.
+    ("POST", "service-accounts/"): (
+        {"name": "bot", "team": "vision"},
+        (403, 403, 201, 400, 400, 400, 403, 403),
+    ),
+    ("GET", "service-accounts/{name}/"): ({}, OWN_TEAM),
+    ("PATCH", "service-accounts/{name}/"): ({"active": True}, CHANGE),
+    ("GET", "service-accounts/{name}/tokens/"): ({}, CHANGE),
+    ("POST", "service-accounts/{name}/tokens/"): ({"name": "x"}, (201, 403, 201, 404, 404, 201, 404, 403)),
+    ("GET", "security-settings/"): ({}, ALL),
+    ("PATCH", "security-settings/"): ({"token_days": 90}, OPERATORS),
     ("GET", "notifications/"): ({}, ALL),
     ("POST", "notifications/read/"): ({}, ALL),
     ("GET", "audit/"): ({}, ALL),
@@ -373,6 +385,9 @@ def named(today_world: World) -> dict[str, str]:
     Volume.objects.create(storage=storage, name=world.vision.member.username, measured_at=now)
     Host.objects.filter(name="delta").update(storage=storage)
     token, _ = api_tokens.create_token(actor=world.vision.member, name="secret token", now=now)
+    account = service_accounts.create_service_account(
+        actor=world.vision.lead, team=world.vision.team, name="secret", owner=world.vision.member, now=now
+    )
     Template.objects.create(
         slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=60
     )
@@ -391,6 +406,7 @@ def named(today_world: World) -> dict[str, str]:
         "series": str(recurring.public_id),
         "approvals": str(submission.public_id),
         "tokens": str(token.pk),
+        "service-accounts": account.username,
         "hosts": "delta",
         "pools": "vision-only",
         "teams": "vision",

@@ -201,7 +201,7 @@ def test_responses_to_generated_requests_match_the_schema_for_every_role(
         def ask(case: Any) -> None:
             insert_real_names(case, crowded)
             for user_id, token in tokens.items():
-                if "/tokens/" in case.operation.path and case.path_parameters:
+                if case.operation.path.startswith("/api/v1/tokens/") and case.path_parameters:
                     case.path_parameters["id"] = ApiToken.objects.get(user_id=user_id).pk
                 with transaction.atomic():
                     case.call_and_validate(

@@ -108,7 +108,7 @@ def test_an_invalid_name_is_refused_at_its_field_and_nothing_is_created(world: W
 
 def test_a_token_is_shown_once_and_works_until_revoked(world: World) -> None:
     client = signed_in(world.vision.member)
-    page = client.post(reverse("tokens"), {"name": "laptop", "days": "30"})
+    page = client.post(reverse("tokens"), {"name": "laptop", "days": "30", "scopes": ["read"]})
     token = ApiToken.objects.get(user=world.vision.member)
     assert token.prefix in page.content.decode() and "gpp_" in page.content.decode()
     assert token.token_hash not in page.content.decode()
@@ -119,7 +119,7 @@ def test_a_token_is_shown_once_and_works_until_revoked(world: World) -> None:
 
 
 def test_nobody_revokes_the_token_of_another_user(world: World) -> None:
-    signed_in(world.vision.member).post(reverse("tokens"), {"name": "laptop", "days": ""})
+    signed_in(world.vision.member).post(reverse("tokens"), {"name": "laptop", "days": "", "scopes": ["read"]})
     token = ApiToken.objects.get()
     response = signed_in(world.stranger).post(reverse("tokens"), {"verb": "revoke", "token": token.pk})
     assert response.status_code == 404

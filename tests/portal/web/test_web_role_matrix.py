@@ -169,6 +169,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "person-change": ("POST", (403, 403, 403, 404, 404, 302, 403, 403)),
     "first-run": ("GET", OPERATORS),
     "tokens": ("GET", ALL),
+    "service-accounts": ("GET", ALL),
     "notifications": ("GET", ALL),
     "preferences": ("GET", ALL),
     "audit": ("GET", ALL),

@@ -39,6 +39,6 @@ def decrypt(apps: Any, schema_editor: Any) -> None:
 
 
 class Migration(migrations.Migration):
-    dependencies = [("portal", "0018_audit_seals"), ("scheduler", "0032_run_cpu_and_memory")]
+    dependencies = [("portal", "0016_audit_seals"), ("scheduler", "0032_run_cpu_and_memory")]
 
     operations = [migrations.RunPython(encrypt, decrypt)]

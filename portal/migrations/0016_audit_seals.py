@@ -15,7 +15,7 @@ CREATE TRIGGER sealed_events_are_append_only BEFORE UPDATE OR DELETE ON portal_s
 
 
 class Migration(migrations.Migration):
-    dependencies = [("portal", "0014_budget_requests_of_projects_and_cost_centres")]
+    dependencies = [("portal", "0015_session_generations")]
 
     operations = [
         migrations.CreateModel(
