@@ -378,6 +378,9 @@ class Desired:
     stream_key: str = ""
     # The server's wall clock when it made this frame, in seconds since the epoch. None: the server is older.
     server_time: float | None = None
+    # True: the server's database does not answer. The frame renews leases, and ``answers`` confirms nothing
+    # else: events and logs that were sent meanwhile are sent again on the next connection.
+    renewed_from_memory: bool = False
     kind: str = "desired"
 
 

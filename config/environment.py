@@ -28,7 +28,7 @@ DATABASE_SCHEMES = ("postgres", "postgresql")
 EMAIL_SCHEMES = ("smtp", "smtps", "smtp+tls", "smtp+ssl", "consolemail")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 SECRET_KEY_MIN_LENGTH = 50
-LEASE_SECONDS_RANGE = (5.0, 600.0)  # shortest and longest lease allowed
+LEASE_SECONDS_RANGE = (5.0, 3600.0)  # shortest and longest lease allowed
 HOST_NAME_PATTERN = re.compile(
     r"^(?=.{1,253}(?::\d+)?$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:\d{1,5})?\Z"
 )
@@ -282,7 +282,7 @@ def _time_zone(variables: Mapping[str, str]) -> str:
 def _lease_seconds(variables: Mapping[str, str]) -> float:
     shortest, longest = LEASE_SECONDS_RANGE
     allowed = f"a number of seconds from {shortest:g} to {longest:g}"
-    value = variables.get("GPUPOOL_LEASE_SECONDS", "").strip() or "30"
+    value = variables.get("GPUPOOL_LEASE_SECONDS", "").strip() or "300"
     seconds = _parse_setting("GPUPOOL_LEASE_SECONDS", value, allowed, float)
     if not shortest <= seconds <= longest:
         raise InvalidSettingError("GPUPOOL_LEASE_SECONDS", value, allowed)

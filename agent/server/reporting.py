@@ -261,7 +261,12 @@ class ServerReporter:
     # --- acknowledgements ---
 
     def acknowledge(self, desired: Desired) -> None:
-        """Remove the reports that the server has recorded, and answer the challenge of a desired state."""
+        """Remove the reports that the server has recorded, and answer the challenge of a desired state.
+
+        A desired state that the server sends from memory records nothing.
+        """
+        if desired.renewed_from_memory:
+            return
         self.events.confirm(desired.answers)
         if desired.challenge and desired.challenge != self._challenge:
             self._challenge = desired.challenge

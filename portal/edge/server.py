@@ -27,7 +27,8 @@ from portal.edge.workspaces.proxy import WorkspaceProxy
 
 log = structlog.get_logger(__name__)
 
-# The sum of both thread counts is smaller than the number of connections in the process's database pool.
+# The sum of both thread counts and of the thread of the database contact is smaller than the number of
+# connections in the process's database pool.
 AGENT_THREAD_COUNT = 6
 BROWSER_THREAD_COUNT = 4
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -40,12 +41,14 @@ WORKSPACE_LABEL_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,39}$")
 class EdgeServer:
     """The parts of one edge process."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
         self.bus = RedisBus(settings.REDIS_URL)
         self.agent_threads = DatabaseThreads(AGENT_THREAD_COUNT, "agents")
         self.people_threads = DatabaseThreads(BROWSER_THREAD_COUNT, "people")
         self.access_cache = WorkspaceAccessCache(self.people_threads, self.bus)
-        self.agents = AgentConnections(self.agent_threads, self.bus, runs_changed=self.access_cache.changed)
+        self.agents = AgentConnections(
+            self.agent_threads, self.bus, runs_changed=self.access_cache.changed, address=address
+        )
         self.activity = WorkspaceActivity(self.bus)
         self.workspaces = WorkspaceProxy(
             self.people_threads, self.access_cache, self.agents.streams, self.activity
@@ -55,7 +58,12 @@ class EdgeServer:
 
     def start(self) -> None:
         """Start the background tasks of the process."""
-        for coroutine in (self.bus.run(), self.access_cache.watch(), self.activity.write()):
+        for coroutine in (
+            self.bus.run(),
+            self.agents.contact.run(),
+            self.access_cache.watch(),
+            self.activity.write(),
+        ):
             task = asyncio.create_task(coroutine)
             task.add_done_callback(_stop_if_it_failed)
             self._tasks.append(task)
@@ -68,6 +76,7 @@ class EdgeServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.agents.contact.close()
         await self.activity.write_once()
         await self.workspaces.close()
         await self.bus.close()
@@ -137,7 +146,7 @@ def edge_host_names(port: int) -> frozenset[str]:
 @contextlib.asynccontextmanager
 async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIterator[EdgeServer]:
     """Run an edge on this address while the context is active. ``metrics_port`` 0 serves no metrics."""
-    edge = EdgeServer()
+    edge = EdgeServer(f"{host}:{port}")
     runner = web.AppRunner(
         application(edge, port),
         handler_cancellation=True,
