@@ -12,6 +12,7 @@ from scheduler.queue.dependencies import first_never_met
 from scheduler.reads.previews import ImpossibleStart, impossible_start, impossible_start_of, preview_workload
 from scheduler.services.backup_restore import RestoreResult, recover_after_restore
 from scheduler.services.budget_gates import close_budget_gate, open_budget_gate
+from scheduler.services.database_maintenance import begin_database_maintenance, end_database_maintenance
 from scheduler.services.host_credentials import (
     JOIN_TOKEN_TTL,
     HostCredential,
@@ -94,6 +95,7 @@ __all__ = [
     "RestoreResult",
     "OperationRejected",
     "add_host",
+    "begin_database_maintenance",
     "cancel_array",
     "cancel_maintenance",
     "cancel_reservation",
@@ -115,6 +117,7 @@ __all__ = [
     "confirm_series",
     "cordon_host",
     "drain_host",
+    "end_database_maintenance",
     "evicted_by_reservation",
     "extend_workload",
     "first_windows",
