@@ -8,6 +8,7 @@ tests/architecture/test_documentation.py compares the declarations with the docu
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import zoneinfo
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 import environ
 
 T = TypeVar("T")
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 ENVIRONMENTS = ("demo", "production", "test")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -60,6 +62,9 @@ class EnvironmentSettings:
     portal_url: str
     edge_url: str
     edge_metrics_port: int
+    edge_connections: int
+    edge_connections_per_address: int
+    edge_proxies: tuple[IpNetwork, ...]
     notebook_domain: str
     state: Path
     time_zone: str
@@ -114,6 +119,11 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
         portal_url=portal_url,
         edge_url=edge_url,
         edge_metrics_port=_integer(variables, "GPUPOOL_EDGE_METRICS_PORT", 0, 0, 65_535),
+        edge_connections=_integer(variables, "GPUPOOL_EDGE_CONNECTIONS", 20_000, 100, 1_000_000),
+        edge_connections_per_address=_integer(
+            variables, "GPUPOOL_EDGE_CONNECTIONS_PER_ADDRESS", 2_000, 10, 1_000_000
+        ),
+        edge_proxies=_networks(variables, "GPUPOOL_EDGE_PROXIES", "127.0.0.0/8,::1/128"),
         notebook_domain=_notebook_domain(variables, edge_url),
         state=_state_folder(variables),
         time_zone=_time_zone(variables),
@@ -287,6 +297,17 @@ def _lease_seconds(variables: Mapping[str, str]) -> float:
     if not shortest <= seconds <= longest:
         raise InvalidSettingError("GPUPOOL_LEASE_SECONDS", value, allowed)
     return seconds
+
+
+def _networks(variables: Mapping[str, str], name: str, default: str) -> tuple[IpNetwork, ...]:
+    value = variables.get(name, "").strip() or default
+    allowed = "addresses or networks with commas between them, such as 127.0.0.0/8,10.0.0.5"
+    return _parse_setting(
+        name,
+        value,
+        allowed,
+        lambda text: tuple(ipaddress.ip_network(part.strip()) for part in text.split(",")),
+    )
 
 
 def _integer(variables: Mapping[str, str], name: str, default: int, minimum: int, maximum: int) -> int:

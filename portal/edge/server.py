@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
@@ -19,6 +20,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from portal.edge.agents.connections import AgentConnections
 from portal.edge.page_events import PageEvents
+from portal.edge.runtime.connection_limits import (
+    ConnectionLimits,
+    LimitedConnection,
+    LimitedSite,
+    raise_file_limit,
+)
 from portal.edge.runtime.database_threads import DatabaseThreads
 from portal.edge.runtime.redis_bus import RedisBus
 from portal.edge.workspaces.access_cache import WorkspaceAccessCache
@@ -119,6 +126,8 @@ def application(edge: EdgeServer, port: int) -> web.Application:
 
     @web.middleware
     async def by_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if isinstance(request.protocol, LimitedConnection):
+            request.protocol.note_request()
         name = request.headers.get(hdrs.HOST, "").lower()  # aiohttp rejects a request with two Host headers
         if name in own:
             return await handler(request)
@@ -147,17 +156,20 @@ def edge_host_names(port: int) -> frozenset[str]:
 async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIterator[EdgeServer]:
     """Run an edge on this address while the context is active. ``metrics_port`` 0 serves no metrics."""
     edge = EdgeServer(f"{host}:{port}")
+    options: dict[str, Any] = {"access_log": None, "keepalive_timeout": KEEPALIVE_SECONDS}
     runner = web.AppRunner(
-        application(edge, port),
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=3.0,
-        keepalive_timeout=KEEPALIVE_SECONDS,
+        application(edge, port), handler_cancellation=True, shutdown_timeout=3.0, **options
+    )
+    limits = ConnectionLimits(
+        settings.GPUPOOL_EDGE_CONNECTIONS,
+        settings.GPUPOOL_EDGE_CONNECTIONS_PER_ADDRESS,
+        settings.GPUPOOL_EDGE_PROXIES,
+        raise_file_limit(),
     )
     await runner.setup()
     counters: web.AppRunner | None = None
     try:
-        await web.TCPSite(runner, host, port, reuse_address=True).start()
+        await LimitedSite(runner, host, port, limits, options).start()
         if metrics_port:
             counters = await _serve_metrics(metrics_port)
         edge.start()
