@@ -130,6 +130,8 @@ class Inventory:
     mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)
     diagnostics: list[str] = field(default_factory=list)  # names of the operator's own diagnostics
     disk_full: bool = False  # True: the host starts no run until the disk has free space again
+    # Why the agent cannot write its state folder, such as "Read-only file system". Empty: it can.
+    disk_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

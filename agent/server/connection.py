@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from agent.host.clock import boot_id, boottime
+from agent.host.durable_files import log_disk_errors
 from agent.host.state import StateFolder
 from agent.protocol import (
     FRAMES_DOWN,
@@ -332,7 +333,9 @@ class SyncConnection:
                 self._stream_key = frame.stream_key
                 self._measure_server_clock(frame)
                 self._note_up()
-                await self._agent.on_desired(frame, self._leased_from(frame))
+                # A disk that cannot be written must not end the connection, which renews the leases.
+                with log_disk_errors("a desired state"):
+                    await self._agent.on_desired(frame, self._leased_from(frame))
 
     def _measure_server_clock(self, desired: Desired) -> None:
         sent_at = self._sent_at.get(desired.answers)

@@ -162,6 +162,8 @@ class ServerReporter:
         notes = self._inventory.notes
         if full:
             notes = [*notes, "The disk is full: no new workload starts here."]
+        if problem := self._runs.disk_problem():
+            notes = [*notes, f"No new workload starts here: the disk cannot be written ({problem})."]
         if self.state.missing_tools_reason:
             why = f"the tools of this version could not be installed ({self.state.missing_tools_reason})"
             notes = [*notes, f"No new workload starts here: {why}. Running work continues."]
@@ -171,7 +173,7 @@ class ServerReporter:
             boot_id=self._boot_id,
             instance=self.state.identity.instance,
             sequence=sequence,
-            inventory=dataclasses.replace(self._inventory, notes=notes, disk_full=full),
+            inventory=dataclasses.replace(self._inventory, notes=notes, disk_full=full, disk_problem=problem),
             runs=self._runs.seen(),
             spooled_batches=len(self.spool.pending(0)),
             homes=self._homes_due,

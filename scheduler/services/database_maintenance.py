@@ -25,7 +25,7 @@ def begin_database_maintenance(
     lasting = current_maintenance(now)
     if lasting is not None:
         raise OperationRejected(
-            "database_maintenance_lasts", {"until": lasting.ends_at, "why": lasting.reason}
+            "database_maintenance_lasts", {"until": lasting.ends_at.isoformat(), "why": lasting.reason}
         )
     maintenance = DatabaseMaintenance.objects.create(
         starts_at=now, ends_at=now + duration, reason=reason, announced_by=announced_by

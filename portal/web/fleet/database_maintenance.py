@@ -18,7 +18,7 @@ from portal.web.page.service_form import ServiceForm
 from portal.wording.pages import database_pages
 
 
-class MaintenanceForm(ServiceForm):
+class DatabaseMaintenanceForm(ServiceForm):
     """The announced duration and the reason. The service checks both."""
 
     minutes = forms.IntegerField(
@@ -35,18 +35,12 @@ def database_maintenance(request: HttpRequest) -> HttpResponse:
     changes = request.method == "POST"
     policy.require(user, "database_maintenance.change" if changes else "database_maintenance.see")
     is_end = changes and "end" in request.POST
-    form = MaintenanceForm(request.POST if changes and not is_end else None)
+    form = DatabaseMaintenanceForm(request.POST if changes and not is_end else None)
     end_form = ServiceForm(request.POST if is_end else None)
-    given: dict[str, Any] = {"actor": user, "now": now}
-    if is_end and end_form.is_valid():
-        if end_form.carry_out(verbs.end_database_maintenance, **given) is not None:
-            messages.success(request, database_pages.MAINTENANCE_ENDED)
-            return redirect("database-maintenance")
-    elif changes and form.is_valid():
-        wish = form.cleaned_data
-        if form.carry_out(verbs.begin_database_maintenance, **wish, **given) is not None:
-            messages.success(request, database_pages.MAINTENANCE_BEGUN)
-            return redirect("database-maintenance")
+    done = _end(end_form, actor=user, now=now) if is_end else changes and _begin(form, actor=user, now=now)
+    if done:
+        messages.success(request, done)
+        return redirect("database-maintenance")
     context = {
         "form": form,
         "end_form": end_form,
@@ -56,3 +50,19 @@ def database_maintenance(request: HttpRequest) -> HttpResponse:
     }
     status = 400 if form.errors or end_form.errors else 200
     return render(request, "organisation/database_maintenance.html", context, status=status)
+
+
+def _begin(form: DatabaseMaintenanceForm, **given: Any) -> str:
+    """Begin a maintenance, and return the message for the operator. Return '' if the form has errors."""
+    if not form.is_valid():
+        return ""
+    begun = form.carry_out(verbs.begin_database_maintenance, **form.cleaned_data, **given)
+    return database_pages.MAINTENANCE_BEGUN if begun is not None else ""
+
+
+def _end(form: ServiceForm, **given: Any) -> str:
+    """End the maintenance, and return the message for the operator. Return '' if the form has errors."""
+    if not form.is_valid():
+        return ""
+    ended = form.carry_out(verbs.end_database_maintenance, **given)
+    return database_pages.MAINTENANCE_ENDED if ended is not None else ""
