@@ -58,7 +58,8 @@ REFUSALS: dict[str, Sentence] = {
     "username_is_taken": "username is {name}; an account of that name exists already.",
     # the database
     "database_maintenance_lasts": lambda n: (
-        f"A maintenance of the database lasts until {local_time_text(parsed_time(n['until']))}: {n['why']}. End it first."
+        f"A maintenance of the database lasts until {local_time_text(datetime.fromisoformat(n['until']))}: "
+        f"{n['why']}. End it first."
     ),
     "no_database_maintenance": "No maintenance of the database lasts; there is nothing to end.",
     # workloads

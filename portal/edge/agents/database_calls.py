@@ -169,22 +169,27 @@ def store_log(host: AuthenticatedHost, chunk: LogChunk) -> None:
 def record_contact(
     process: EdgeProcess,
     renewals: Mapping[tuple[int, str], float],
+    asked_at: float,
     read: ClockSource = clock_check.read_clocks,
 ) -> RenewalSeconds:
-    """Record a contact of this edge, and its renewals from memory, which have times of CLOCK_BOOTTIME."""
+    """Record a contact of this edge at ``asked_at``, and its renewals from memory until this time.
+
+    All times are those of CLOCK_BOOTTIME. The result counts from ``asked_at``.
+    """
 
     def act(at: ClockSample) -> RenewalSeconds:
+        now = _wall_time(at, asked_at)
         limits = edge_contacts.record_contact(
             process=process.id,
             address=process.address,
             started_at=_wall_time(at, process.started_at),
             renewals=_memory_renewals(at, renewals),
-            now=at.wall,
+            now=now,
         )
         until = limits.maintenance_until
         return RenewalSeconds(
-            (limits.renews_until - at.wall).total_seconds(),
-            (until - at.wall).total_seconds() if until is not None else 0.0,
+            (limits.renews_until - now).total_seconds(),
+            (until - now).total_seconds() if until is not None else 0.0,
         )
 
     try:

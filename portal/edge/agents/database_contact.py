@@ -87,10 +87,13 @@ class DatabaseContact:
         metrics.DATABASE_AWAY.set(1)
 
     async def _record(self) -> None:
-        renewals, asked_at = self._memory.unwritten(), boottime()
-        limits = await self._threads.run_repeatable(database_calls.record_contact, self._process, renewals)
+        # The contact has the time at which the renewals were read. The call may wait for the database, and
+        # later renewals are not part of it.
+        asked_at, renewals = boottime(), self._memory.unwritten()
+        limits = await self._threads.run_repeatable(
+            database_calls.record_contact, self._process, renewals, asked_at
+        )
         self._memory.written(renewals)
-        # Count from the time before the call: the database stored a contact that is not earlier.
         self._memory.renews_until = asked_at + limits.seconds
         self._memory.maintenance_until = asked_at + limits.maintenance_seconds
 

@@ -26,7 +26,8 @@ from portal.edge.agents import database_calls, database_contact
 from portal.edge.runtime.database_threads import DatabaseThreads
 from portal.edge.workspaces import access, access_cache
 from scheduler import services
-from scheduler.models import Host
+from scheduler.coordination.leases import MEMORY_RENEWAL_SECONDS
+from scheduler.models import EdgeContact, Host
 from scheduler.sync import agent_api as scheduler_api
 from tests.portal.edge.conftest import EdgeSite, Notebook, SmallAgent, free_port, observed, run_orm
 from tests.scheduler.conftest import test_database_url as database_url
@@ -293,3 +294,13 @@ async def test_the_edge_process_answers_requests_and_rejects_bad_ports_and_stops
     finally:
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 60) == 0
+
+
+def test_a_contact_has_the_time_at_which_its_renewals_were_read(db: None) -> None:
+    asked_at = database_contact.boottime() - 20  # the call has waited for the database
+    process = database_calls.EdgeProcess("edge", "machine:8471", asked_at - 60)
+    limits = database_calls.record_contact(process, {}, asked_at)
+    seen_at = EdgeContact.objects.get().seen_at
+    assert 19 < (timezone.now() - seen_at).total_seconds() < 100
+    assert limits.seconds == pytest.approx(MEMORY_RENEWAL_SECONDS)
+    assert limits.maintenance_seconds == 0
