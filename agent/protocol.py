@@ -130,6 +130,8 @@ class Inventory:
     mig_profiles: dict[str, list[MigProfileSeen]] = field(default_factory=dict)
     diagnostics: list[str] = field(default_factory=list)  # names of the operator's own diagnostics
     disk_full: bool = False  # True: the host starts no run until the disk has free space again
+    # Why the agent cannot write its state folder, such as "Read-only file system". Empty: it can.
+    disk_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +380,9 @@ class Desired:
     stream_key: str = ""
     # The server's wall clock when it made this frame, in seconds since the epoch. None: the server is older.
     server_time: float | None = None
+    # True: the server's database does not answer. The frame renews leases, and ``answers`` confirms nothing
+    # else: events and logs that were sent meanwhile are sent again on the next connection.
+    renewed_from_memory: bool = False
     kind: str = "desired"
 
 

@@ -30,7 +30,12 @@ from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist
 
-from benchmarks.fault_injection import host_faults, message_faults, workload_faults  # noqa: F401 (register)
+from benchmarks.fault_injection import (  # noqa: F401 (register)
+    hang_faults,
+    host_faults,
+    message_faults,
+    workload_faults,
+)
 from benchmarks.fault_injection.job_ledger import BackgroundLoad, JobLedger
 from benchmarks.fault_injection.process_faults import FAULTS, Fault, FaultContext, end_remaining_jobs
 from benchmarks.harness.conditions import ConditionTimeout
@@ -55,19 +60,24 @@ def main(argv: list[str]) -> dict[str, Any]:
         action="store_true",
         help="one round of each cheap fault on three hosts; recovery times are not checked",
     )
+    parser.add_argument(
+        "--untimed", action="store_true", help="leases of 20 s; recovery times are not checked"
+    )
     options = parser.parse_args(argv)
     if options.short:
         options.rounds, options.only = 1, [fault.name for fault in FAULTS.values() if fault.cheap]
     folder = options.keep.absolute() if options.keep else Path(tempfile.mkdtemp(prefix="gpupool-faults-"))
     site = (
         Installation(folder, hosts=3, lease_seconds=SHORT_LEASE_SECONDS)
-        if options.short
+        if options.short or options.untimed
         else Installation(folder)
     )
     try:
         site.start()
         figures = {
-            name: run_fault(FAULTS[name], site, options.rounds, options.seed, timed=not options.short)
+            name: run_fault(
+                FAULTS[name], site, options.rounds, options.seed, timed=not (options.short or options.untimed)
+            )
             for name in options.only
         }
     finally:

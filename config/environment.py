@@ -34,7 +34,7 @@ LOG_MAIL_BACKEND = "config.log_mail.LogMailBackend"
 EMAIL_SCHEMES = ("smtp", "smtps", "smtp+tls", "smtp+ssl", "consolemail")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 SECRET_KEY_MIN_LENGTH = 50
-LEASE_SECONDS_RANGE = (5.0, 600.0)  # shortest and longest lease allowed
+LEASE_SECONDS_RANGE = (5.0, 3600.0)  # shortest and longest lease allowed
 HOST_NAME_PATTERN = re.compile(
     r"^(?=.{1,253}(?::\d+)?$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:\d{1,5})?\Z"
 )
@@ -66,6 +66,8 @@ class EnvironmentSettings:
     portal_url: str
     edge_url: str
     edge_metrics_port: int
+    edge_connections: int
+    edge_connections_per_address: int
     notebook_domain: str
     state: Path
     time_zone: str
@@ -125,6 +127,10 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
         portal_url=portal_url,
         edge_url=edge_url,
         edge_metrics_port=_integer(variables, "GPUPOOL_EDGE_METRICS_PORT", 0, 0, 65_535),
+        edge_connections=_integer(variables, "GPUPOOL_EDGE_CONNECTIONS", 20_000, 100, 1_000_000),
+        edge_connections_per_address=_integer(
+            variables, "GPUPOOL_EDGE_CONNECTIONS_PER_ADDRESS", 2_000, 10, 1_000_000
+        ),
         notebook_domain=_notebook_domain(variables, edge_url, portal_url),
         state=_state_folder(variables),
         time_zone=_time_zone(variables),
@@ -352,7 +358,7 @@ def _time_zone(variables: Mapping[str, str]) -> str:
 def _lease_seconds(variables: Mapping[str, str]) -> float:
     shortest, longest = LEASE_SECONDS_RANGE
     allowed = f"a number of seconds from {shortest:g} to {longest:g}"
-    value = variables.get("GPUPOOL_LEASE_SECONDS", "").strip() or "30"
+    value = variables.get("GPUPOOL_LEASE_SECONDS", "").strip() or "300"
     seconds = _parse_setting("GPUPOOL_LEASE_SECONDS", value, allowed, float)
     if not shortest <= seconds <= longest:
         raise InvalidSettingError("GPUPOOL_LEASE_SECONDS", value, allowed)

@@ -46,7 +46,9 @@ def configure_logging(level: str, log_format: str) -> None:
                     ],
                 }
             },
-            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+            "handlers": {
+                "stderr": {"class": "config.repeated_lines.RateLimitedHandler", "formatter": "line"}
+            },
             "root": {"handlers": ["stderr"], "level": level.upper()},
             "loggers": {
                 # At level info, lines of every request and periodic task would hide the important lines.

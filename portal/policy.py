@@ -296,6 +296,14 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     ),
     "retention.see": (is_active & (is_operator | is_auditor), permission_problems.RETENTION_SEE),
     "retention.change": (changes_things & is_operator, permission_problems.RETENTION_CHANGE),
+    "database_maintenance.see": (
+        is_active & (is_operator | is_auditor),
+        permission_problems.DATABASE_MAINTENANCE_SEE,
+    ),
+    "database_maintenance.change": (
+        changes_things & is_operator,
+        permission_problems.DATABASE_MAINTENANCE_CHANGE,
+    ),
     "alert.handle": (changes_things & is_operator, permission_problems.ALERT_HANDLE),
     "alert_rule.change": (changes_things & is_operator, permission_problems.ALERT_RULE_CHANGE),
     "price.change": (changes_things & is_finance, permission_problems.PRICE_CHANGE),

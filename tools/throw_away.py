@@ -20,6 +20,7 @@ from tools.stores import Stores, embedded_stores, external_stores
 START_SECONDS = 30
 STOP_SECONDS = 10
 FOLDER_PREFIX = "gpupool-test-"
+THROW_AWAY_LEASE_SECONDS = "30"
 
 
 @contextlib.contextmanager
@@ -39,7 +40,13 @@ def throw_away_stores(
         (folder / name).mkdir()
     passwords = new_passwords()
     settings = service_settings("test", folder / "state", passwords, free_port(), free_port())
-    env = {**os.environ, **settings, "PYTHONDONTWRITEBYTECODE": ""}
+    env = {
+        # Tests and benchmarks wait for the end of leases, so their leases are short.
+        "GPUPOOL_LEASE_SECONDS": THROW_AWAY_LEASE_SECONDS,
+        **os.environ,
+        **settings,
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
     running: dict[str, subprocess.Popen[bytes]] = {}
     places = [folder]
     try:

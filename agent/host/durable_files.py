@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -50,6 +51,22 @@ def overwrite_in_place(path: Path, text: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_problem(folder: Path) -> str:
+    """Return the error of a write into a small file of ``folder``, or '' if the write succeeds.
+
+    The file is written in place, so it can be written on a full disk too.
+    """
+    try:
+        descriptor = os.open(folder / "writable", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(descriptor, b"1", 0)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return "" if error.errno == errno.ENOSPC else error.strerror or str(error)
+    return ""
 
 
 def fsync_folder(path: Path) -> None:

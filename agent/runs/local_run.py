@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.host.durable_files import write_json
+from agent.host import processes
+from agent.host.durable_files import read_json, write_json
 from agent.notebook.background_activity import BackgroundActivity
 from agent.protocol import RunSeen, RunWanted
 from agent.runs import log_reader
@@ -192,6 +193,30 @@ def write_lease(folder: Path, until: float) -> None:
     The file is overwritten in place, because a full disk must not end a workload.
     """
     _write_in_place(folder / "lease", f"{until:020.3f}")
+
+
+def renew_lease(run: LocalRun, until: float) -> None:
+    """Extend the lease of a run that has started. If the disk cannot be written, use the shim's memory.
+
+    Raises OSError if neither is possible.
+    """
+    try:
+        write_lease(run.folder, until)
+    except OSError:
+        _write_lease_to_memory(run, until)
+
+
+def create_lease_memory() -> int:
+    """Return the descriptor of a file in memory. The shim reads its lease there if the disk is read-only."""
+    return os.memfd_create("gpupool-lease", os.MFD_CLOEXEC)
+
+
+def _write_lease_to_memory(run: LocalRun, until: float) -> None:
+    """Write the end of a lease into the memory file that the shim holds open. Raises OSError."""
+    number = (read_json(run.folder / "spec.json") or {}).get("lease_fd")
+    if number is None or not processes.is_alive(run.shim.get("pid", 0), run.shim.get("start_ticks", 0)):
+        raise OSError(errno.ESRCH, "the shim has ended, or is of an earlier version")
+    _write_in_place(Path(f"/proc/{run.shim['pid']}/fd/{number}"), f"{until:020.3f}")
 
 
 def write_order(folder: Path, order: dict[str, Any]) -> None:

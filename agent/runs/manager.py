@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from agent.host import gpu_locks, processes
 from agent.host.blocking_call import CallTimeout
 from agent.host.clock import boottime
-from agent.host.durable_files import log_disk_errors, write_json, write_text
+from agent.host.durable_files import log_disk_errors, write_json, write_problem, write_text
 from agent.host.system_path import SYSTEM_PATH
 from agent.isolation import team_users
 from agent.protocol import RunWanted
@@ -32,6 +32,7 @@ from agent.runs.local_run import (
     ACKNOWLEDGEMENT_FILE,
     LocalRun,
     PendingStart,
+    create_lease_memory,
     persisted_fields,
     reserve_exit_space,
     write_lease,
@@ -49,6 +50,7 @@ GPU_UNREADABLE_WAIT_SECONDS = 60.0  # a start waits this long for a GPU that can
 HANDOVER_RECHECK_SECONDS = 1.0  # between two checks that the GPUs of a start are clean
 HOMES_PREPARE_TIMEOUT_SECONDS = 2.0  # time limit for preparing the home of a run
 MIN_FREE_BYTES = 64 << 20  # no run is started if the disk has less free space; running work continues
+DISK_PROBE_SECONDS = 1.0  # shortest time between two probes whether the disk can be written
 MIN_FREE_FILES = 2000  # no run is started if the disk has fewer free inodes; running work continues
 DISK_FULL_MESSAGE = "could not be started: the disk of the host is full"
 
@@ -57,6 +59,8 @@ class RunManager(RunOrders):
     """The runs of this host by id, with methods that start them. Only this class starts or stops a run."""
 
     _was_full = False  # the last result of is_full
+    _disk_problem = ""  # the last result of disk_problem
+    _disk_probe_at = 0.0  # CLOCK_BOOTTIME of the next probe
 
     # --- waiting before a start ---
 
@@ -180,6 +184,10 @@ class RunManager(RunOrders):
         """
         if self.closed:
             await self.refuse(wanted, "start_failed", f"could not be started: {self.closed}")
+            return False
+        if problem := self.disk_problem():
+            why = f"the disk of the host cannot be written: {problem}"
+            await self.refuse(wanted, "start_failed", why, host_full=True)
             return False
         if self.is_full() or not await self._ensure_tools():
             await self.refuse(wanted, "start_failed", DISK_FULL_MESSAGE, host_full=True)
@@ -324,6 +332,16 @@ class RunManager(RunOrders):
         """Return the free bytes on the disk of the state folder."""
         return shutil.disk_usage(self.state.folder).free
 
+    def disk_problem(self) -> str:
+        """Return why the state folder cannot be written, or '' if it can. Space does not count (``is_full``).
+
+        A read-only file system is one of the reasons. The answer may be DISK_PROBE_SECONDS old.
+        """
+        if boottime() >= self._disk_probe_at:
+            self._disk_probe_at = boottime() + DISK_PROBE_SECONDS
+            self._disk_problem = write_problem(self.state.folder)
+        return self._disk_problem
+
     def is_full(self) -> bool:
         """Return True if the disk of the state folder lacks free space or free inodes for a new run.
 
@@ -343,16 +361,18 @@ class RunManager(RunOrders):
         self, run: LocalRun, wanted: RunWanted, held: gpu_locks.HeldLocks, place: team_users.RunPlacement
     ) -> None:
         alive = os.open(run.folder / "alive", os.O_RDONLY | os.O_CREAT, 0o600)
+        lease = create_lease_memory()
         try:
             fcntl.flock(alive, fcntl.LOCK_EX)
-            await self.in_thread(lambda: self._write_spec(run, wanted, place, [alive, *held.descriptors]))
+            kept = [alive, *held.descriptors, lease]
+            await self.in_thread(lambda: self._write_spec(run, wanted, place, kept, lease))
             with open(run.folder / "shim.err", "ab") as errors:
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-I", "-S", str(self.state.tools / "shim"), str(run.folder)),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
-                    pass_fds=[alive, *held.descriptors],
+                    pass_fds=kept,
                     cwd="/",
                     env={"PATH": SYSTEM_PATH},
                 )
@@ -360,12 +380,18 @@ class RunManager(RunOrders):
             await process.wait()
         finally:
             os.close(alive)
+            os.close(lease)
 
     def _write_spec(
-        self, run: LocalRun, wanted: RunWanted, place: team_users.RunPlacement, own_fds: list[int]
+        self,
+        run: LocalRun,
+        wanted: RunWanted,
+        place: team_users.RunPlacement,
+        own_fds: list[int],
+        lease_fd: int,
     ) -> None:
         spec: dict[str, Any] = launch_spec.launch_spec(self, run, wanted, place)
-        write_json(run.folder / "spec.json", {**spec, "own_fds": own_fds})
+        write_json(run.folder / "spec.json", {**spec, "own_fds": own_fds, "lease_fd": lease_fd})
 
     # --- refusals ---
 

@@ -7,8 +7,8 @@ import signal
 from typing import Any
 
 from agent.host import processes
-from agent.host.durable_files import read_json, write_json
-from agent.runs.local_run import LocalRun, acknowledgement_identity, write_lease, write_order
+from agent.host.durable_files import log_disk_errors, read_json, write_json
+from agent.runs.local_run import LocalRun, acknowledgement_identity, renew_lease, write_order
 from agent.runs.reconcile import StopRun
 from agent.runs.run_observer import RunObserver
 
@@ -73,4 +73,5 @@ class RunOrders(RunObserver):
         self._renewed, self._renewed_until = frozenset(named), until
         for run in self.runs.values():
             if run.id in named and not run.ended:
-                write_lease(run.folder, until)
+                with log_disk_errors(f"the lease of run {run.id}"):
+                    renew_lease(run, until)

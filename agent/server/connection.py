@@ -20,11 +20,13 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from agent.host.clock import boot_id, boottime
+from agent.host.durable_files import log_disk_errors
 from agent.host.state import StateFolder
 from agent.protocol import (
     FRAMES_DOWN,
     JOIN_PATH,
     RENEW_PATH,
+    STREAM_KEY_HEADER,
     SYNC_PATH,
     VERSION,
     Desired,
@@ -216,6 +218,7 @@ class SyncConnection:
         self._answered = 0  # sequence of the last Observed that the server has handled
         # The CLOCK_BOOTTIME at which each Observed of this connection was sent, by its sequence number.
         self._sent_at: dict[int, float] = {}
+        self._stream_key = ""  # key of the connection on which the last Desired frame arrived
         self._is_up: bool | None = None  # the state that was logged last; None: no state was logged
 
     async def keep(self) -> None:
@@ -255,6 +258,9 @@ class SyncConnection:
 
     async def _run_session(self) -> None:
         headers = {"Authorization": f"Bearer {self._agent.state.identity.credential}"}
+        if self._stream_key:
+            # While its database is away, the edge accepts only an agent that it knows by this key.
+            headers[STREAM_KEY_HEADER] = self._stream_key
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 socket = await self._session.ws_connect(
@@ -324,9 +330,12 @@ class SyncConnection:
                         "install the agent of its version"
                     )
                 self._answered = frame.answers or self._sequence  # an older server always sends 0
+                self._stream_key = frame.stream_key
                 self._measure_server_clock(frame)
                 self._note_up()
-                await self._agent.on_desired(frame, self._leased_from(frame))
+                # A disk that cannot be written must not end the connection, which renews the leases.
+                with log_disk_errors("a desired state"):
+                    await self._agent.on_desired(frame, self._leased_from(frame))
 
     def _measure_server_clock(self, desired: Desired) -> None:
         sent_at = self._sent_at.get(desired.answers)

@@ -163,6 +163,8 @@ class ServerReporter:
         notes = self._inventory.notes
         if full:
             notes = [*notes, "The disk is full: no new workload starts here."]
+        if problem := self._runs.disk_problem():
+            notes = [*notes, f"No new workload starts here: the disk cannot be written ({problem})."]
         if self.state.missing_tools_reason:
             why = f"the tools of this version could not be installed ({self.state.missing_tools_reason})"
             notes = [*notes, f"No new workload starts here: {why}. Running work continues."]
@@ -172,7 +174,7 @@ class ServerReporter:
             boot_id=self._boot_id,
             instance=self.state.identity.instance,
             sequence=sequence,
-            inventory=dataclasses.replace(self._inventory, notes=notes, disk_full=full),
+            inventory=dataclasses.replace(self._inventory, notes=notes, disk_full=full, disk_problem=problem),
             runs=self._runs.seen(),
             spooled_batches=len(self.spool.pending(0)),
             homes=self._homes_due,
@@ -262,7 +264,12 @@ class ServerReporter:
     # --- acknowledgements ---
 
     def acknowledge(self, desired: Desired) -> None:
-        """Remove the reports that the server has recorded, and answer the challenge of a desired state."""
+        """Remove the reports that the server has recorded, and answer the challenge of a desired state.
+
+        A desired state that the server sends from memory records nothing.
+        """
+        if desired.renewed_from_memory:
+            return
         self.events.confirm(desired.answers)
         if desired.challenge and desired.challenge != self._challenge:
             self._challenge = desired.challenge

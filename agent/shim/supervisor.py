@@ -193,15 +193,24 @@ class WorkloadSupervisor:
                 self.main_status = status
 
     def lease(self) -> float:
-        """Return the end of the lease (CLOCK_BOOTTIME). If the file is unreadable, return the last value."""
+        """Return the end of the lease (CLOCK_BOOTTIME). If the file is unreadable, return the last value.
+
+        While the disk is read-only, the agent writes later ends into a file in memory.
+        """
         try:
             with open(self.path("lease")) as file:
-                self.lease_until = float(file.read())
+                self.lease_until = max(float(file.read()), self.lease_in_memory())
         except (OSError, ValueError) as problem:
             if not self.lease_error_logged:
                 log_error(f"lease: {problem}")
             self.lease_error_logged = True
         return self.lease_until
+
+    def lease_in_memory(self) -> float:
+        """Return the end of the lease that the agent has written into memory; 0.0 if it has written none."""
+        number = self.spec.get("lease_fd")
+        text = os.pread(number, 64, 0) if number is not None else b""
+        return float(text) if text else 0.0
 
     def apply_order(self) -> None:
         """Apply the orders that the agent has written since the last call."""
@@ -276,6 +285,8 @@ class WorkloadSupervisor:
             os.unlink(self.path(name))
         except FileNotFoundError:
             return
+        except OSError as problem:
+            log_error(f"{name}: {problem}")
 
     def workload_processes(self) -> list[int]:
         """Return the pids of the workload, without the two processes of the sandbox itself."""
@@ -406,11 +417,11 @@ class WorkloadSupervisor:
                 write_json(self.path("exit.json"), ended)
                 return
             except OSError as problem:
-                if problem.errno != errno.ENOSPC:
-                    raise
-                if self.write_exit_in_reserved_space(ended):
+                if problem.errno == errno.ENOSPC and self.write_exit_in_reserved_space(ended):
                     return
-                time.sleep(TICK_SECONDS)  # the disk is full: try again until there is space
+                # The disk is full or read-only. Try again until it can be written: without the file, the end
+                # of the workload would be unknown, and it would count as lost.
+                time.sleep(TICK_SECONDS)
 
     def write_exit_in_reserved_space(self, ended: dict[str, Any]) -> bool:
         """Write the end into exit.room and rename it to exit.json. Return True on success.

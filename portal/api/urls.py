@@ -9,6 +9,7 @@ from portal.api.calendar import views as calendar
 from portal.api.fleet import (
     alerts,
     capacity,
+    database_maintenance,
     dcgm_targets,
     gpu_counters,
     gpu_geometry,
@@ -163,6 +164,8 @@ urlpatterns = [
     path("approvals/<uuid:id>/approve/", approval_views.ApproveSubmissionView.as_view()),
     path("approvals/<uuid:id>/decline/", approval_views.DeclineSubmissionView.as_view()),
     path("approvals/<uuid:id>/withdraw/", approval_views.WithdrawSubmissionView.as_view()),
+    path("database-maintenance/", database_maintenance.DatabaseMaintenanceView.as_view()),
+    path("database-maintenance/end/", database_maintenance.EndDatabaseMaintenanceView.as_view()),
     path("retention/", retention.RetentionView.as_view()),
     path("retention/preview/", retention.RetentionPreviewView.as_view()),
     path("recordings/", recordings.RecordingListView.as_view()),

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
@@ -19,6 +20,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from portal.edge.agents.connections import AgentConnections
 from portal.edge.page_events import PageEvents
+from portal.edge.runtime.connection_limits import (
+    LOOPBACK_NETWORKS,
+    ConnectionLimits,
+    LimitedConnection,
+    LimitedSite,
+    raise_file_limit,
+)
 from portal.edge.runtime.database_threads import DatabaseThreads
 from portal.edge.runtime.redis_bus import RedisBus
 from portal.edge.workspaces.access_cache import WorkspaceAccessCache
@@ -27,7 +35,8 @@ from portal.edge.workspaces.proxy import WorkspaceProxy
 
 log = structlog.get_logger(__name__)
 
-# The sum of both thread counts is smaller than the number of connections in the process's database pool.
+# The sum of both thread counts and of the thread of the database contact is smaller than the number of
+# connections in the process's database pool.
 AGENT_THREAD_COUNT = 6
 BROWSER_THREAD_COUNT = 4
 # aiohttp would name its version and Python's in each answer, also in answers to malformed requests, which
@@ -43,12 +52,14 @@ WORKSPACE_LABEL_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,39}$")
 class EdgeServer:
     """The parts of one edge process."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
         self.bus = RedisBus(settings.REDIS_URL)
         self.agent_threads = DatabaseThreads(AGENT_THREAD_COUNT, "agents")
         self.people_threads = DatabaseThreads(BROWSER_THREAD_COUNT, "people")
         self.access_cache = WorkspaceAccessCache(self.people_threads, self.bus)
-        self.agents = AgentConnections(self.agent_threads, self.bus, runs_changed=self.access_cache.changed)
+        self.agents = AgentConnections(
+            self.agent_threads, self.bus, runs_changed=self.access_cache.changed, address=address
+        )
         self.activity = WorkspaceActivity(self.bus)
         self.workspaces = WorkspaceProxy(
             self.people_threads, self.access_cache, self.agents.streams, self.activity
@@ -58,7 +69,12 @@ class EdgeServer:
 
     def start(self) -> None:
         """Start the background tasks of the process."""
-        for coroutine in (self.bus.run(), self.access_cache.watch(), self.activity.write()):
+        for coroutine in (
+            self.bus.run(),
+            self.agents.contact.run(),
+            self.access_cache.watch(),
+            self.activity.write(),
+        ):
             task = asyncio.create_task(coroutine)
             task.add_done_callback(_stop_if_it_failed)
             self._tasks.append(task)
@@ -71,6 +87,7 @@ class EdgeServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.agents.contact.close()
         await self.activity.write_once()
         await self.workspaces.close()
         await self.bus.close()
@@ -113,6 +130,8 @@ def application(edge: EdgeServer, port: int) -> web.Application:
 
     @web.middleware
     async def by_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if isinstance(request.protocol, LimitedConnection):
+            request.protocol.note_request()
         name = request.headers.get(hdrs.HOST, "").lower()  # aiohttp rejects a request with two Host headers
         if name in own:
             return await handler(request)
@@ -140,18 +159,21 @@ def edge_host_names(port: int) -> frozenset[str]:
 @contextlib.asynccontextmanager
 async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIterator[EdgeServer]:
     """Run an edge on this address while the context is active. ``metrics_port`` 0 serves no metrics."""
-    edge = EdgeServer()
+    edge = EdgeServer(f"{host}:{port}")
+    options: dict[str, Any] = {"access_log": None, "keepalive_timeout": KEEPALIVE_SECONDS}
     runner = web.AppRunner(
-        application(edge, port),
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=3.0,
-        keepalive_timeout=KEEPALIVE_SECONDS,
+        application(edge, port), handler_cancellation=True, shutdown_timeout=3.0, **options
+    )
+    limits = ConnectionLimits(
+        settings.GPUPOOL_EDGE_CONNECTIONS,
+        settings.GPUPOOL_EDGE_CONNECTIONS_PER_ADDRESS,
+        (*LOOPBACK_NETWORKS, *settings.GPUPOOL_TRUSTED_PROXIES),
+        raise_file_limit(),
     )
     await runner.setup()
     counters: web.AppRunner | None = None
     try:
-        await web.TCPSite(runner, host, port, reuse_address=True).start()
+        await LimitedSite(runner, host, port, limits, options).start()
         if metrics_port:
             counters = await _serve_metrics(metrics_port)
         edge.start()

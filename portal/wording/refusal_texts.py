@@ -56,6 +56,12 @@ REFUSALS: dict[str, Sentence] = {
     "team_name_was_used": "name is {name}; a removed team had that name, and its charges keep it.",
     "project_name_is_taken": "name is {name}; {team} has a project of that name already.",
     "username_is_taken": "username is {name}; an account of that name exists already.",
+    # the database
+    "database_maintenance_lasts": lambda n: (
+        f"A maintenance of the database lasts until {local_time_text(datetime.fromisoformat(n['until']))}: "
+        f"{n['why']}. End it first."
+    ),
+    "no_database_maintenance": "No maintenance of the database lasts; there is nothing to end.",
     # workloads
     "workload_has_ended": "{name} has already ended; there is nothing to cancel.",
     "array_has_ended": "Every task of {name} has ended or is stopping; there is nothing to cancel.",

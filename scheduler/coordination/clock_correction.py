@@ -34,7 +34,18 @@ from scheduler.coordination.clock_check import (
     last_clock_sample,
     read_clocks,
 )
-from scheduler.models import ClockReading, Command, Diagnostic, GeometryChange, Host, Leader, Run, Workload
+from scheduler.models import (
+    ClockReading,
+    Command,
+    DatabaseMaintenance,
+    Diagnostic,
+    EdgeContact,
+    GeometryChange,
+    Host,
+    Leader,
+    Run,
+    Workload,
+)
 from scheduler.state.states import RunState, WorkloadState
 
 T = TypeVar("T")
@@ -127,6 +138,8 @@ def _shift_deadlines(by: timedelta) -> None:
     locks.workload_states(Workload.objects.exclude(state=WorkloadState.ENDED).values_list("pk", flat=True))
     for rows, fields in (
         (Leader.objects.all(), ("renewed_at",)),
+        (EdgeContact.objects.all(), ("seen_at", "renews_until")),
+        (DatabaseMaintenance.objects.filter(ended_at__isnull=True), ("starts_at", "ends_at")),
         (
             Host.objects.all(),
             ("last_sync_at", "agent_before_heard_at", "credential_expires_at", "disk_full_since"),

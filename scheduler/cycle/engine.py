@@ -17,6 +17,7 @@ from datetime import datetime
 from django.db import DatabaseError
 
 from scheduler.coordination import leadership
+from scheduler.coordination.database_maintenance import current_maintenance
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.snapshot import Snapshot
 from scheduler.cycle import core_values
@@ -58,13 +59,18 @@ def run_cycle(
     ``clock``, new allocations start at ``now``. A new allocation could then overlap the previous allocation
     of a unit that was freed between ``now`` and the snapshot. ``cache`` keeps the snapshot between cycles.
     Without ``cache``, all rows are read. If neither a change nor the elapsed time can lead to another plan,
-    the cycle ends early. ``recorder`` stores the snapshots of cycles that changed something.
+    the cycle ends early. During an announced maintenance of the database nothing is planned.
+
+    ``recorder`` stores the snapshots of cycles that changed something.
     """
     nudge.clear_engine_nudge()
     epoch = leadership.acquire_or_renew(name, now)
     if epoch is None:
         return None
     began = time.monotonic()
+    if current_maintenance(now) is not None:
+        Leader.objects.filter(pk=1, epoch=epoch).update(last_cycle_at=now)
+        return ApplyResult()
     try:
         with gc_paused():
             applied = _plan_and_apply(epoch, now, clock, cache or SnapshotCache(prunes_feed=False), recorder)

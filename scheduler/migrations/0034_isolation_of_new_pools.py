@@ -4,7 +4,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("scheduler", "0032_run_cpu_and_memory")]
+    dependencies = [("scheduler", "0033_leases_without_a_database")]
 
     operations = [
         migrations.AddField(

@@ -5,6 +5,7 @@ from scheduler.models.decisions import Decision, Recording, RecordingPart, Start
 from scheduler.models.hardware_columns import HardwareColumns
 from scheduler.models.hosts import Gpu, Host, JoinToken, Storage, Unit, Volume
 from scheduler.models.leader import ClockReading, Leader
+from scheduler.models.outages import DatabaseMaintenance, EdgeContact
 from scheduler.models.pools import DiagnosticTool, Pool, StrayAction
 from scheduler.models.quotas import BudgetGate, DecayedUse, GuaranteeChange, Quota
 from scheduler.models.repairs import (
@@ -32,12 +33,14 @@ __all__ = [
     "BudgetGate",
     "ClockReading",
     "Command",
+    "DatabaseMaintenance",
     "DecayedUse",
     "Decision",
     "Dependency",
     "Diagnostic",
     "DiagnosticTool",
     "GeometryChange",
+    "EdgeContact",
     "Gpu",
     "GpuStateChange",
     "GuaranteeChange",

@@ -16,6 +16,7 @@ from scheduler.services.backup_restore import (
     revoke_credentials_again,
 )
 from scheduler.services.budget_gates import close_budget_gate, open_budget_gate
+from scheduler.services.database_maintenance import begin_database_maintenance, end_database_maintenance
 from scheduler.services.host_credentials import (
     JOIN_TOKEN_TTL,
     HostCredential,
@@ -98,6 +99,7 @@ __all__ = [
     "RestoreResult",
     "OperationRejected",
     "add_host",
+    "begin_database_maintenance",
     "cancel_array",
     "cancel_maintenance",
     "cancel_reservation",
@@ -120,6 +122,7 @@ __all__ = [
     "confirm_series",
     "cordon_host",
     "drain_host",
+    "end_database_maintenance",
     "evicted_by_reservation",
     "extend_workload",
     "first_windows",

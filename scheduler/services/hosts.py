@@ -30,6 +30,7 @@ from scheduler.services.removed_rows import reject_if_pool_removed
 from scheduler.state import nudge
 from scheduler.state.states import TRANSITIONS, AdminState, RepairState, RunState, WorkloadState, change_state
 
+DISK_PROBLEM_PREFIX = "its agent cannot write its disk: "
 MAX_REASON_LENGTH = 300  # maximum characters of a host's state_reason
 
 
@@ -71,6 +72,23 @@ def cordon_for_fault(host: Host, gpu: Gpu | None, *, reason: str, now: datetime)
         drain_workloads(fresh, now=now, also_unpreemptible=False)
     _copy_states(fresh, host)
     return cordoned or quarantined
+
+
+def follow_disk_problem(host: Host, problem: str, *, now: datetime) -> bool:
+    """Close a host for new work while its agent cannot write its disk. Running work continues.
+
+    The host returns to service by itself when ``problem`` is empty. A host that is closed for another reason
+    stays closed. The caller has locked the host. Return False if nothing changed.
+    """
+    if problem and host.admin_state == AdminState.IN_SERVICE:
+        reason = f"{DISK_PROBLEM_PREFIX}{problem[:100]}"
+        return _change(host, "admin_state", AdminState.CORDONED, reason, now)
+    is_closed_for_it = host.state_reason.startswith(DISK_PROBLEM_PREFIX) and ";" not in host.state_reason
+    if not problem and host.admin_state == AdminState.CORDONED and is_closed_for_it:
+        return _change(
+            host, "admin_state", AdminState.IN_SERVICE, "its agent can write its disk again", now, ""
+        )
+    return False
 
 
 @transaction.atomic

@@ -68,7 +68,10 @@ def sweep_silent_hosts(now: datetime) -> None:
         if host.lease_state == LeaseState.ALIVE:
             _suspect(host, now)
     limits = leases.silence_limits_seconds(overdue) if overdue else {}
-    expired = [host for host in overdue if _silent_seconds(host, now) > limits[host.pk]]
+    long_silent = [host for host in overdue if _silent_seconds(host, now) > limits[host.pk]]
+    # Leases that an edge has renewed from memory may last longer than the stored reports show.
+    renewable = leases.memory_renewal_limit(now) if long_silent else None
+    expired = [h for h in long_silent if _unrenewed_seconds(h, renewable, now) > limits[h.pk]]
     if expired and leases.is_mass_silence(len(overdue), _reporting_hosts().count()):
         return  # pages show the mass silence to operators (``mass_silence``)
     for host in expired:
@@ -78,6 +81,11 @@ def sweep_silent_hosts(now: datetime) -> None:
 
 def _silent_seconds(host: Host, now: datetime) -> float:
     return (now - (host.last_sync_at or host.created_at)).total_seconds()
+
+
+def _unrenewed_seconds(host: Host, renewable: datetime | None, now: datetime) -> float:
+    heard_at = host.last_sync_at or host.created_at
+    return (now - leases.last_possible_renewal(heard_at, renewable)).total_seconds()
 
 
 def _suspect(host: Host, now: datetime) -> None:
@@ -96,7 +104,8 @@ def _suspect(host: Host, now: datetime) -> None:
 def _declare_silent(host: Host, now: datetime) -> None:
     with transaction.atomic():
         fresh = locks.hosts([host.pk])[host.pk]
-        if _silent_seconds(fresh, now) <= leases.silence_limits_seconds([host])[host.pk]:
+        renewable = leases.memory_renewal_limit(now)
+        if _unrenewed_seconds(fresh, renewable, now) <= leases.silence_limits_seconds([host])[host.pk]:
             return
         old = LeaseState(fresh.lease_state)
         if old == LeaseState.SILENT or not change_state(

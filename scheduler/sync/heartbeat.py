@@ -23,7 +23,7 @@ from scheduler.sync import desired_state, host_inventory, observed_state
 
 # The UPDATE locks the host's row, as every other write of the row does.
 RENEW_LEASE_SQL = """
-UPDATE scheduler_host AS h SET last_sync_at = %(now)s
+UPDATE scheduler_host AS h SET last_sync_at = GREATEST(h.last_sync_at, %(now)s)
 FROM scheduler_pool AS p
 WHERE h.id = %(host)s AND p.id = h.pool_id
   AND h.credential_hash = ANY(%(credentials)s) AND h.credential_expires_at > %(now)s

@@ -30,6 +30,7 @@ from scheduler.coordination import locks
 from scheduler.core.fit.mig_layout import COMPUTE_SLICES_PER_GPU
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Allocation, Gpu, GpuStateChange, Host, Unit
+from scheduler.services.hosts import follow_disk_problem
 from scheduler.state import nudge
 from scheduler.state.isolation import isolation_level
 from scheduler.state.states import RepairState, change_state
@@ -448,3 +449,5 @@ def _store_host_hardware(host: Host, inventory: Inventory, hardware: dict[str, A
     host.disk_full_since = (host.disk_full_since or now) if inventory.disk_full else None
     columns = ["hardware", "cpu_milli", "memory_mib", "isolation", "isolation_level", "simulated"]
     host.save(update_fields=[*columns, "disk_full", "disk_full_since"])
+    # A semicolon separates the reasons of a closed host.
+    follow_disk_problem(host, inventory.disk_problem.replace(";", ","), now=now)

@@ -82,9 +82,12 @@ def _may_still_run(host: Host, heard_at: datetime | None, now: datetime) -> bool
 
     The supervisor processes (shims) of the agent stop the work only after the host's silence limit.
     """
-    return heard_at is not None and now - heard_at < timedelta(
-        seconds=leases.silence_limits_seconds([host])[host.pk]
-    )
+    if heard_at is None:
+        return False
+    limit = timedelta(seconds=leases.silence_limits_seconds([host])[host.pk])
+    if now - heard_at < limit:
+        return True
+    return now - leases.last_possible_renewal(heard_at, leases.memory_renewal_limit(now)) < limit
 
 
 def _observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collection[str]) -> None:
@@ -98,7 +101,9 @@ def _observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collecti
     if rebooted:
         _clear_reboot_rejection(host, observed)
     Host.objects.filter(pk=host.pk).update(
-        last_sync_at=now,
+        last_sync_at=max(
+            host.last_sync_at or now, now
+        ),  # a statement may wait while later leases are renewed
         boot_id=observed.boot_id[:64],
         agent_version=observed.agent_version[:40],
         agent_start=observed.start or host.agent_start,

@@ -18,6 +18,8 @@ WRITERS = {
     # gangs.py records the end or restart of a gang after one member has ended. No plan makes this decision.
     "Decision": ("scheduler/cycle/apply.py", "scheduler/runs/gangs.py"),
     "Run": ("scheduler/cycle/apply.py",),
+    "EdgeContact": ("scheduler/coordination/edge_contacts.py",),
+    "DatabaseMaintenance": ("scheduler/services/database_maintenance.py",),
     "Recording": ("scheduler/cycle/recording.py",),
     "Workload": ("scheduler/services/",),
     "Reservation": ("scheduler/services/",),

@@ -34,7 +34,7 @@ def test_valid_settings_are_read_with_types() -> None:
     assert found.notebook_domain == "localhost:8471"
     assert Path("/tmp") == found.state
     assert found.time_zone == "UTC"
-    assert found.lease_seconds == 30.0
+    assert found.lease_seconds == 300.0
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,12 @@ def test_valid_settings_are_read_with_types() -> None:
         ("GPUPOOL_STATE", "/nowhere/at/all"),
         ("GPUPOOL_TIME_ZONE", "Middle-earth/Shire"),
         ("GPUPOOL_EDGE_METRICS_PORT", "65536"),
+        ("GPUPOOL_EDGE_CONNECTIONS", "99"),
+        ("GPUPOOL_EDGE_CONNECTIONS_PER_ADDRESS", "9"),
         ("GPUPOOL_LEASE_SECONDS", "soon"),
         ("GPUPOOL_LEASE_SECONDS", "nan"),
         ("GPUPOOL_LEASE_SECONDS", "0"),
+        ("GPUPOOL_LEASE_SECONDS", "3601"),
         ("GPUPOOL_LEASE_SECONDS", "1e9"),
         ("GPUPOOL_RECORDING_HOURS", "-1"),
         ("GPUPOOL_RECORDING_MIB", "1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -20,6 +21,7 @@ MAX_LOG_BYTES = 20_000_000
 QUICK_RESTART_SECONDS = 0.1
 FIRST_PAUSE_SECONDS = 0.2
 CHECK_SECONDS = 0.1
+LOG_CHECK_SECONDS = 2.0
 LEFTOVER_SECONDS = 10
 MAX_RESTARTS_WHILE_STARTING = 3
 SHOWN_LOG_LINES = 15
@@ -69,6 +71,17 @@ class Service:
                 **self.options,
             )
         self.state, self.started_at = "running", time.monotonic()
+
+    def limit_log(self) -> None:
+        """Move the content of a log over MAX_LOG_BYTES to ``.log.1`` while the program writes it.
+
+        The program appends to the open file, so the file is copied and emptied, not renamed. Lines that are
+        written between the two steps are lost.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if self.log.stat().st_size > MAX_LOG_BYTES:
+                shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
+                os.truncate(self.log, 0)
 
     def alive(self) -> bool:
         """Return True if the program runs."""
@@ -146,6 +159,7 @@ class Supervisor:
         self.services: list[Service] = []
         self.stopping = False
         self.recorded = True  # services.json is up to date
+        self.logs_limited_at = 0.0
 
     def add(self, service: Service) -> Service:
         """Start a service and keep it running."""
@@ -173,6 +187,10 @@ class Supervisor:
         """Restart services that have ended, and record changes."""
         now = time.monotonic()
         changes = [service.check(now) for service in self.services]
+        if now - self.logs_limited_at > LOG_CHECK_SECONDS:
+            self.logs_limited_at = now
+            for service in self.services:
+                service.limit_log()
         if any(changes) or not self.recorded:
             self.record()
 

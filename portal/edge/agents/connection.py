@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import structlog
 from aiohttp import WSCloseCode, web
 
-from agent.protocol import Desired, Refused, encode
+from agent.protocol import Desired, Observed, Refused, encode
 from portal.edge.agents.database_calls import AuthenticatedHost
 from portal.edge.runtime import metrics
 
@@ -51,6 +51,10 @@ class AgentConnection:
     # Sequence number of the last handled Observed frame. The host's lease runs from the time at which the
     # agent sent this frame.
     handled_sequence: int = 0
+    # The newest report that the database has not handled, with its arrival (CLOCK_BOOTTIME, in seconds).
+    unsynced: tuple[Observed, float] | None = None
+    syncing: asyncio.Task[None] | None = None  # lets the database handle ``unsynced``
+    missed_frames: bool = False  # True: frames were dropped while the database was away
 
     async def refuse(
         self, reason: str, *, retry: bool, code: int = CLOSE_REFUSED, reason_code: str = ""

@@ -14,7 +14,7 @@ import dataclasses
 import hmac
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -42,10 +42,13 @@ from agent.protocol import (
 from portal.edge.agents import database_calls
 from portal.edge.agents.connection import AgentConnection, answers_ping
 from portal.edge.agents.database_calls import AuthenticatedHost, LogStoreError
+from portal.edge.agents.database_contact import DatabaseContact, answer_seconds, boottime
 from portal.edge.agents.http_requests import bearer_token, first_line, read_json_body, refusal_response
+from portal.edge.agents.lease_memory import LeaseMemory
+from portal.edge.agents.report_sync import MissedFramesError, ReportSync, end_sync
 from portal.edge.agents.streams import AgentStreamPool
 from portal.edge.runtime import metrics
-from portal.edge.runtime.database_threads import DatabaseThreads
+from portal.edge.runtime.database_threads import DatabaseThreads, DatabaseTimeout
 from portal.edge.runtime.redis_bus import RedisBus
 from portal.redis_state import log_loss
 from scheduler.state.nudge import HOSTS
@@ -55,6 +58,7 @@ log = structlog.get_logger(__name__)
 
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 PING_INTERVAL_SECONDS = 10.0
+AUTHENTICATE_SECONDS = 15.0  # many agents may connect at once, so this is longer than for a report
 MAX_SILENCE_SECONDS = 30.0  # a connection without a frame for this long is closed
 LOG_LOSS_REPORT_INTERVAL_SECONDS = 60.0  # at most one report about lost logs in this time
 SEND_TIMEOUT_SECONDS = 15.0  # an agent that does not take a frame for this long is disconnected
@@ -62,14 +66,22 @@ SEND_TIMEOUT_SECONDS = 15.0  # an agent that does not take a frame for this long
 # Payload of the ping that follows a new credential. The pong proves that the agent has read the credential.
 CREDENTIAL_PING = b"renewed"
 DATABASE_UNAVAILABLE = "the server's database is unavailable; try again"
+FRAMES_MISSED = "the server's database was away and missed frames; connect again and send them again"
 CLOSE_BAD_FRAME = 4400
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class AgentConnections:
     """The connections of all agents that are connected to this process."""
 
-    def __init__(self, threads: DatabaseThreads, bus: RedisBus, runs_changed: Callable[[], None]) -> None:
+    def __init__(
+        self, threads: DatabaseThreads, bus: RedisBus, runs_changed: Callable[[], None], address: str
+    ) -> None:
         self._threads = threads
+        self.memory = LeaseMemory()
+        self.contact = DatabaseContact(self.memory, address)
+        self._reports = ReportSync(threads, self.memory, self.contact, self._is_current, self._on_answer)
         self._bus = bus
         self._runs_changed = runs_changed
         self._connections: dict[int, AgentConnection] = {}
@@ -188,15 +200,27 @@ class AgentConnections:
         )
         if not socket.can_prepare(request).ok:
             return refusal_response(400, "this address accepts WebSocket connections only")
+        credentials = [credential]
         try:
-            host = await self._threads.run_repeatable(database_calls.authenticate, credential, timezone.now())
+            seconds = answer_seconds() if self.contact.away else AUTHENTICATE_SECONDS
+            host = await self._threads.run_in_time(
+                seconds, database_calls.authenticate, credential, timezone.now()
+            )
         except AgentRejected as error:
             return refusal_response(401, error.reason, retry=error.retry, reason_code=error.code)
         except DatabaseError:
-            return refusal_response(503, DATABASE_UNAVAILABLE, retry=True)
+            key = request.headers.get(STREAM_KEY_HEADER, "") if serve == self._run_connection else ""
+            resumed = self.memory.resumed(credential, key, boottime())
+            if resumed is None:
+                return refusal_response(503, DATABASE_UNAVAILABLE, retry=True)
+            host, credentials = resumed.host, [text for text in resumed.credentials if text]
         await socket.prepare(request)
-        await serve(AgentConnection(host, [credential], socket, request.transport))
+        await serve(AgentConnection(host, credentials, socket, request.transport))
         return socket
+
+    async def _in_time(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a repeatable database call. Raises DatabaseTimeout if the database does not answer in time."""
+        return await self._threads.run_in_time(answer_seconds(), call, *args, **kwargs)
 
     async def _run_connection(self, connection: AgentConnection) -> None:
         host = connection.host.id
@@ -215,6 +239,7 @@ class AgentConnections:
             if self._connections.get(host) is connection:
                 del self._connections[host]
             await _cancel_tasks(sender, reader)
+            await end_sync(connection)
             await connection.end(WSCloseCode.OK)
 
     async def _reject_second_agent(self, connection: AgentConnection) -> None:
@@ -225,9 +250,7 @@ class AgentConnections:
 
     async def _record_second_agent(self, host: AuthenticatedHost, reason: str) -> None:
         try:
-            await self._threads.run_repeatable(
-                database_calls.record_rejected_agent, host, reason, timezone.now()
-            )
+            await self._in_time(database_calls.record_rejected_agent, host, reason, timezone.now())
         except DatabaseError as error:
             log.warning("rejected agent not recorded", host=host.name, error=str(error))
 
@@ -280,9 +303,7 @@ class AgentConnections:
         connection.credentials = connection.credentials[-1:]
         # After an error, the next sync authenticates the agent again.
         with contextlib.suppress(AgentRejected, DatabaseError):
-            await self._threads.run_repeatable(
-                database_calls.authenticate, connection.credentials[0], timezone.now()
-            )
+            await self._in_time(database_calls.authenticate, connection.credentials[0], timezone.now())
 
     async def _handle(self, connection: AgentConnection, text: str) -> bool:
         """Handle one frame; return False if the connection must end."""
@@ -295,7 +316,7 @@ class AgentConnections:
             # record.
             if isinstance(error, UnsupportedVersionError):
                 with contextlib.suppress(DatabaseError):
-                    await self._threads.run_repeatable(
+                    await self._in_time(
                         database_calls.record_unreadable_agent, connection.host, str(error), timezone.now()
                     )
             await connection.refuse(str(error), retry=False, code=CLOSE_BAD_FRAME)
@@ -316,7 +337,15 @@ class AgentConnections:
                 host=connection.host.name,
                 error=str(error),
             )
+        except MissedFramesError:
+            await connection.refuse(FRAMES_MISSED, retry=True)
+            return False
         except (DatabaseError, OSError) as error:
+            if not isinstance(frame, Observed) and self.memory.may_renew(connection.host.id, boottime()):
+                # This connection renews its leases. The agent sends lost samples again by itself, and other
+                # frames on its next connection.
+                connection.missed_frames |= not isinstance(frame, SampleBatch)
+                return True
             # Nothing is lost: each report contains the agent's whole state, and the agent reports again.
             log.warning("database or disk unavailable", host=connection.host.name, error=str(error))
             await connection.refuse(DATABASE_UNAVAILABLE, retry=True)
@@ -328,6 +357,8 @@ class AgentConnections:
 
         If the agent has reported before and may not connect again, also cut its streams.
         """
+        if self._is_current(connection):
+            self.memory.forget(connection.host.id)
         if connection.reported and not error.retry:
             self.streams.cut(connection.host.id)
         await connection.refuse(error.reason, retry=error.retry, reason_code=error.code)
@@ -335,34 +366,40 @@ class AgentConnections:
     async def _accept(self, connection: AgentConnection, frame: Any) -> None:
         host, now = connection.host, timezone.now()
         if isinstance(frame, Observed):
-            with metrics.SYNC_SECONDS.time():
-                desired = await self._threads.run_repeatable(
-                    database_calls.sync, host, connection.credentials, frame
-                )
-            if self._instances.setdefault(host.id, frame.instance) != frame.instance:
-                self._instances[host.id] = frame.instance
-                self.streams.cut(host.id)  # the streams belong to the host's earlier agent
-            connection.reported, connection.handled_sequence = True, frame.sequence
-            connection.binds_streams = frame.binds_streams
-            self._on_run_states(connection, frame)
-            self._queue_desired(connection, desired)
+            await self._reports.handle(connection, frame)
         elif not connection.reported:
             # A copied agent has the same credential. Only an accepted report identifies the host's agent.
             raise ProtocolError(f"kind: {frame.kind} comes before the first report; allowed: observed")
+        elif self.contact.away:
+            raise DatabaseTimeout(DATABASE_UNAVAILABLE)
         elif isinstance(frame, Proof):
             self._queue_desired(
                 connection,
-                await self._threads.run_repeatable(
-                    database_calls.accept_proof, host, connection.credentials, frame, now
-                ),
+                await self._in_time(database_calls.accept_proof, host, connection.credentials, frame, now),
             )
         elif isinstance(frame, SampleBatch):
-            await self._threads.run(database_calls.accept_samples, host, frame, now)
+            await self._in_time(database_calls.accept_samples, host, frame, now)
         elif isinstance(frame, LogChunk):
             await self._store_log(host, frame)
         elif isinstance(frame, Health):
-            await self._threads.run_repeatable(database_calls.accept_health, host, frame, now)
+            await self._in_time(database_calls.accept_health, host, frame, now)
             await self._bus.publish_to_pages(HOSTS)
+
+    def _is_current(self, connection: AgentConnection) -> bool:
+        return self._connections.get(connection.host.id) is connection
+
+    def _on_answer(self, connection: AgentConnection, report: Observed, desired: Desired) -> None:
+        """Send the answer to a report, from the database or from memory."""
+        host = connection.host.id
+        if self._instances.setdefault(host, report.instance) != report.instance:
+            self._instances[host] = report.instance
+            self.streams.cut(host)  # the streams belong to the host's earlier agent
+        connection.reported = True
+        # The database may answer an old report after later reports were answered from memory.
+        connection.handled_sequence = max(connection.handled_sequence, report.sequence)
+        connection.binds_streams = report.binds_streams
+        self._on_run_states(connection, report)
+        self._queue_desired(connection, desired)
 
     async def _store_log(self, host: AuthenticatedHost, chunk: LogChunk) -> None:
         """Store a part of a run's log.
@@ -370,7 +407,7 @@ class AgentConnections:
         If it cannot be stored, the log gets a gap, and the agent stays connected.
         """
         try:
-            await self._threads.run_repeatable(database_calls.store_log, host, chunk)
+            await self._in_time(database_calls.store_log, host, chunk)
         except LogStoreError as error:
             metrics.LOGS_NOT_KEPT.inc()
             if time.monotonic() - self._log_loss_reported_at >= LOG_LOSS_REPORT_INTERVAL_SECONDS:
@@ -417,8 +454,10 @@ class AgentConnections:
         desired, connection.desired = connection.desired, None
         # If no state is queued, a change of the host has woken the sender, not a report.
         if desired is None:
+            if self.contact.away or connection.missed_frames:
+                return  # the answer to the agent's next report contains the desired state
             try:
-                desired = await self._threads.run_repeatable(
+                desired = await self._in_time(
                     database_calls.desired_state, connection.host, connection.credentials
                 )
             except (DatabaseError, OSError) as error:
@@ -428,6 +467,8 @@ class AgentConnections:
             # older server, and would renew its leases.
             if not connection.handled_sequence:
                 return
+            if self._is_current(connection):
+                self.memory.update_desired(connection.host.id, desired)
             self._runs_changed()
         renewed = desired.credential not in ("", *connection.credentials)
         if renewed:
@@ -465,7 +506,8 @@ class AgentConnections:
         revocation.
         """
         try:
-            if not await self._threads.run_repeatable(database_calls.has_joined_agent, host):
+            if not await self._in_time(database_calls.has_joined_agent, host):
+                self.memory.forget(host)
                 self.streams.cut(host)
         except DatabaseError as error:
             log.warning("revocation of the agent not checked", host=host, error=str(error))

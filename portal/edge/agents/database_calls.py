@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from django.db import OperationalError
 
 from agent.protocol import (
     Desired,
@@ -22,7 +24,7 @@ from agent.protocol import (
     RenewRequest,
     SampleBatch,
 )
-from scheduler.coordination import clock_check, clock_correction
+from scheduler.coordination import clock_check, clock_correction, edge_contacts
 from scheduler.coordination.clock_check import ClockSample, ClockSource, ClockStepped
 from scheduler.models import Host
 from scheduler.sync import agent_api as scheduler_api
@@ -34,6 +36,26 @@ from telemetry.ingest import agent_api as telemetry_api
 class AuthenticatedHost:
     id: int
     name: str
+
+
+@dataclass(frozen=True)
+class EdgeProcess:
+    """This edge process. ``started_at`` is CLOCK_BOOTTIME in seconds."""
+
+    id: str
+    address: str
+    started_at: float
+
+
+@dataclass(frozen=True)
+class RenewalSeconds:
+    """The time from a contact in which leases may be renewed from memory, in seconds.
+
+    ``maintenance_seconds`` is 0 if no maintenance of the database is announced.
+    """
+
+    seconds: float
+    maintenance_seconds: float
 
 
 class LogStoreError(Exception):
@@ -142,6 +164,56 @@ def store_log(host: AuthenticatedHost, chunk: LogChunk) -> None:
         scheduler_api.store_log(host.id, chunk)
     except OSError as error:
         raise LogStoreError(str(error)) from None
+
+
+def record_contact(
+    process: EdgeProcess,
+    renewals: Mapping[tuple[int, str], float],
+    asked_at: float,
+    read: ClockSource = clock_check.read_clocks,
+) -> RenewalSeconds:
+    """Record a contact of this edge at ``asked_at``, and its renewals from memory until this time.
+
+    All times are those of CLOCK_BOOTTIME. The result counts from ``asked_at``.
+    """
+
+    def act(at: ClockSample) -> RenewalSeconds:
+        now = _wall_time(at, asked_at)
+        limits = edge_contacts.record_contact(
+            process=process.id,
+            address=process.address,
+            started_at=_wall_time(at, process.started_at),
+            renewals=_memory_renewals(at, renewals),
+            now=now,
+        )
+        until = limits.maintenance_until
+        return RenewalSeconds(
+            (limits.renews_until - now).total_seconds(),
+            (until - now).total_seconds() if until is not None else 0.0,
+        )
+
+    try:
+        return clock_correction.with_steady_clock(act, read)
+    except ClockStepped as error:
+        raise OperationalError(str(error)) from None
+
+
+def record_end(process: EdgeProcess, renewals: Mapping[tuple[int, str], float]) -> None:
+    """Record that this edge ends and renews no more leases."""
+    edge_contacts.record_end(process.id, _memory_renewals(clock_check.read_clocks(), renewals))
+
+
+def _memory_renewals(
+    at: ClockSample, renewals: Mapping[tuple[int, str], float]
+) -> list[edge_contacts.MemoryRenewal]:
+    return [
+        edge_contacts.MemoryRenewal(host, instance, _wall_time(at, renewed_at))
+        for (host, instance), renewed_at in renewals.items()
+    ]
+
+
+def _wall_time(at: ClockSample, boottime: float) -> dt.datetime:
+    return at.wall - dt.timedelta(seconds=at.uptime - boottime)
 
 
 def record_rejected_agent(host: AuthenticatedHost, reason: str, now: dt.datetime) -> None:

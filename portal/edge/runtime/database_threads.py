@@ -9,7 +9,7 @@ import asyncio
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import psycopg
 import structlog
@@ -23,6 +23,15 @@ log = structlog.get_logger(__name__)
 
 # PostgreSQL's error codes for connections that the server has closed. A broken connection has no code.
 SERVER_CLOSED_SQLSTATES = {"57P01", "57P02", "25P03"}
+
+
+class DatabaseTimeout(OperationalError):
+    """The database has not answered a call in time. The call may still have an effect."""
+
+
+def _drop_result(ended: asyncio.Future[Any]) -> None:
+    if not ended.cancelled():
+        ended.exception()
 
 
 class DatabaseThreads:
@@ -49,12 +58,28 @@ class DatabaseThreads:
         """
         return await self._in_thread(functools.partial(_retry_once, call, *args, **kwargs))
 
+    async def run_in_time(self, seconds: float, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a repeatable call. Raise DatabaseTimeout if it has not ended after ``seconds``.
+
+        The call then continues in its thread, and its result is dropped.
+        """
+        running = asyncio.ensure_future(self.run_repeatable(call, *args, **kwargs))
+        done, _ = await asyncio.wait((running,), timeout=seconds)
+        if not done:
+            running.add_done_callback(_drop_result)
+            raise DatabaseTimeout(f"the database has not answered for {seconds:g} s")
+        return running.result()
+
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def close(self) -> None:
         """Wait for the running calls. Cancel waiting calls and accept no new ones."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def abandon(self) -> None:
+        """Cancel waiting calls and accept no new ones, without waiting for running calls."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 def _close_connections_after(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

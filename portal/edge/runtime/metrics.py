@@ -42,6 +42,14 @@ REFUSED = Counter("gpupool_edge_agents_refused", "Agents' connections ended with
 THROTTLED = Counter("gpupool_edge_frames_throttled", "Frames that waited because they came too fast")
 FRAMES = Counter("gpupool_edge_frames", "Frames from agents", ["kind"])
 SYNC_SECONDS = Histogram("gpupool_edge_sync_seconds", "Server time of one sync", buckets=SYNC_BUCKETS)
+RENEWED_FROM_MEMORY = Counter(
+    "gpupool_edge_leases_renewed_from_memory", "Reports answered from memory, without the database"
+)
+DATABASE_AWAY = Gauge("gpupool_edge_database_away", "1 while the database does not answer this edge")
+CONNECTIONS = Gauge("gpupool_edge_connections", "Connections open now")
+CONNECTIONS_REFUSED = Counter(
+    "gpupool_edge_connections_refused", "Connections closed at once because too many are open", ["limit"]
+)
 REQUESTS = Counter("gpupool_edge_workspace_requests", "Requests to workspaces", ["outcome"])
 SOCKETS = Gauge("gpupool_edge_workspace_sockets", "WebSockets of workspaces open now")
 LOGS_NOT_KEPT = Counter("gpupool_edge_logs_not_kept", "Pieces of logs that could not be written to disk")

@@ -13,6 +13,7 @@ from portal.redis_state import log_loss
 from portal.web.components.drawings import use_step
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
+from scheduler.coordination.database_maintenance import current_maintenance
 from scheduler.sweeps.silent_hosts import mass_silence
 
 COLOURS = (("use", "Utilisation"), ("temperature", "Temperature"), ("owner", "Owner"), ("health", "Health"))
@@ -55,6 +56,7 @@ def fleet(request: HttpRequest) -> HttpResponseBase:
         "may_change": (may_change := policy.may(user, "host.change")),
         "logs_lost": may_change and log_loss.is_log_loss_reported(),
         "silence": mass_silence(now) if may_change else None,
+        "database_maintenance": current_maintenance(now),
         "teams": _teams(groups) if colour == "owner" else [],
     }
     return live_refresh.render_live_page(

@@ -5,6 +5,7 @@ from django.urls import path
 from portal.web.fleet import (
     alerts,
     capacity,
+    database_maintenance,
     dcgm_targets,
     gpu_geometry,
     health_rules,
@@ -45,6 +46,7 @@ urlpatterns = [
     path("settings/pools/<slug:slug>/remove/", removal.pool_remove, name="pool-remove"),
     path("settings/health/", health_rules.health_rules, name="health-rules"),
     path("settings/retention/", retention.retention, name="retention"),
+    path("settings/database/", database_maintenance.database_maintenance, name="database-maintenance"),
     path("settings/recordings/", recordings.recordings, name="recordings"),
     path("settings/recordings/<int:pk>/", recordings.recording, name="recording"),
 ]

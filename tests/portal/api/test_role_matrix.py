@@ -181,6 +181,12 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
         {"stray_action": "end"},
         (403, 403, 403, 404, 404, 200, 403, 403),
     ),
+    ("GET", "database-maintenance/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
+    ("POST", "database-maintenance/"): (
+        {"minutes": 5, "why": "a new version"},
+        (403, 403, 403, 403, 403, 201, 403, 403),
+    ),
+    ("POST", "database-maintenance/end/"): ({}, (403, 403, 403, 403, 403, 409, 403, 403)),
     ("GET", "retention/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
     ("PUT", "retention/"): ({"sample_days": 20}, OPERATORS),
     ("POST", "retention/preview/"): ({"sample_days": 20}, OPERATORS),

@@ -151,6 +151,12 @@ class SmallAgent:
         self.socket = await connecting
         return self.socket
 
+    async def connect_with_key(self) -> aiohttp.ClientWebSocketResponse:
+        """Connect again as the process that had the connection with ``stream_key``."""
+        url, key = self.edge_site.url + protocol.SYNC_PATH, {protocol.STREAM_KEY_HEADER: self.stream_key}
+        self.socket = await self.edge_site.session.ws_connect(url, headers={**self.headers, **key})
+        return self.socket
+
     async def send(self, frame: Any) -> None:
         assert self.socket is not None
         await self.socket.send_str(frame if isinstance(frame, str) else protocol.encode(frame))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,16 @@ import pytest
 import redis
 from django.conf import settings
 from django.db import OperationalError
+from django.utils import timezone
 from psycopg import errors
 
 from agent import protocol
-from portal.edge.agents import database_calls
+from portal.edge.agents import database_calls, database_contact
 from portal.edge.runtime.database_threads import DatabaseThreads
 from portal.edge.workspaces import access, access_cache
+from scheduler import services
+from scheduler.coordination.leases import MEMORY_RENEWAL_SECONDS
+from scheduler.models import EdgeContact, Host
 from scheduler.sync import agent_api as scheduler_api
 from tests.portal.edge.conftest import EdgeSite, Notebook, SmallAgent, free_port, observed, run_orm
 from tests.scheduler.conftest import test_database_url as database_url
@@ -115,7 +121,7 @@ async def test_users_and_agents_are_asked_to_retry_while_the_database_is_down(
         answer = await notebook.get("/lab", cookie, Accept="text/html")
         assert answer.status == 503
         assert "Retry-After" in answer.headers
-        await agent.send(observed())
+        await agent.send(observed(start="a start that the database has not confirmed"))
         refused = await agent.receive_refusal()
         assert refused.retry
         assert "unavailable" in refused.reason
@@ -129,6 +135,96 @@ async def test_users_and_agents_are_asked_to_retry_while_the_database_is_down(
         notebook.edge_site.edge.access_cache.changed()
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
     assert (await notebook.get("/lab", cookie)).status == 200
+
+
+@contextlib.asynccontextmanager
+async def held_row(host: int) -> AsyncIterator[None]:
+    """Hold the lock of a host's row, so that every statement that reports for the host hangs."""
+    other = await asyncio.to_thread(psycopg.connect, database_url())
+    try:
+        await asyncio.to_thread(other.execute, "SELECT FROM scheduler_host WHERE id = %s FOR UPDATE", [host])
+        yield
+    finally:
+        await asyncio.to_thread(other.close)
+
+
+def unavailable(*_: Any) -> None:
+    raise OperationalError("the server is unavailable")
+
+
+def last_sync(host: Host) -> dt.datetime | None:
+    return Host.objects.get(pk=host.pk).last_sync_at
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the edge answer from memory after a tenth of a second."""
+    monkeypatch.setattr(database_contact, "MAX_ANSWER_SECONDS", 0.1)
+
+
+async def test_while_the_database_hangs_leases_are_renewed_from_memory_and_then_written(
+    edge_site: EdgeSite, agent: SmallAgent, impatient: None
+) -> None:
+    agents = edge_site.edge.agents
+    await agent.connect()
+    await agent.send(observed(1))
+    confirmed = await agent.receive_answer(1)
+    assert not confirmed.renewed_from_memory
+    heard_at = await run_orm(last_sync, agent.host)
+    async with held_row(agent.host.pk):
+        for number in (2, 3):
+            await agent.send(observed(number))
+            renewed = await agent.receive_answer(number)
+            assert renewed.renewed_from_memory
+            assert renewed.lease_seconds == confirmed.lease_seconds
+        assert list(agents.memory.unwritten()) == [(agent.host.pk, "instance-of-alpha")]
+        await until(lambda: agents.contact.away)  # its contact waits, because it could not write the renewals
+        await agent.send(protocol.LogChunk("00000000-0000-0000-0000-000000000000", 0, "not kept"))
+        await agent.send(observed(4))
+        assert (await agent.receive_answer(4)).renewed_from_memory, "the dropped log ends no connection"
+    await until(lambda: not agents.contact.away and not agents.memory.unwritten())
+    written = await run_orm(last_sync, agent.host)
+    assert heard_at is not None and written is not None and written > heard_at
+    await agent.send(observed(5))
+    refused = await agent.receive_refusal()
+    assert refused.retry and "send them again" in refused.reason, "the log is sent on the next connection"
+
+
+async def test_an_agent_resumes_its_connection_while_the_database_is_away(
+    edge_site: EdgeSite, agent: SmallAgent, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await agent.connect()
+    await agent.send(observed(1))
+    key = (await agent.receive_answer(1)).stream_key
+    for call in ("authenticate", "sync"):
+        monkeypatch.setattr(database_calls, call, unavailable)
+    for wrong in ("", "0" * 32):
+        agent.stream_key = wrong
+        with pytest.raises(aiohttp.WSServerHandshakeError) as rejected:
+            await agent.connect_with_key()
+        assert rejected.value.status == 503
+    agent.stream_key = key
+    await agent.connect_with_key()
+    await agent.send(observed(2, boot_id="another boot"))
+    assert (await agent.receive_refusal()).retry, "only the same process is renewed"
+    await agent.connect_with_key()
+    await agent.send(observed(2))
+    assert (await agent.receive_answer(2)).renewed_from_memory
+
+
+async def test_an_agent_that_the_database_has_rejected_is_not_renewed_from_memory(
+    edge_site: EdgeSite, agent: SmallAgent, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await agent.connect()
+    await agent.send(observed(1))
+    key = (await agent.receive_answer(1)).stream_key
+    await run_orm(services.revoke_credential, agent.host, now=timezone.now())
+    assert not (await agent.receive_refusal()).retry
+    monkeypatch.setattr(database_calls, "authenticate", unavailable)
+    agent.stream_key = key
+    with pytest.raises(aiohttp.WSServerHandshakeError) as rejected:
+        await agent.connect_with_key()
+    assert rejected.value.status == 503
 
 
 async def test_after_a_redis_outage_every_agent_receives_its_desired_state_again(
@@ -199,3 +295,13 @@ async def test_the_edge_process_answers_requests_and_rejects_bad_ports_and_stops
     finally:
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 60) == 0
+
+
+def test_a_contact_has_the_time_at_which_its_renewals_were_read(db: None) -> None:
+    asked_at = database_contact.boottime() - 20  # the call has waited for the database
+    process = database_calls.EdgeProcess("edge", "machine:8471", asked_at - 60)
+    limits = database_calls.record_contact(process, {}, asked_at)
+    seen_at = EdgeContact.objects.get().seen_at
+    assert 19 < (timezone.now() - seen_at).total_seconds() < 100
+    assert limits.seconds == pytest.approx(MEMORY_RENEWAL_SECONDS)
+    assert limits.maintenance_seconds == 0

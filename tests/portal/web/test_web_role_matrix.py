@@ -179,6 +179,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "pool-remove": ("GET", OPERATORS),
     "health-rules": ("GET", ALL),
     "retention": ("GET", SEE_ALL),
+    "database-maintenance": ("GET", SEE_ALL),
     "recordings": ("GET", SEE_ALL),
     "recording": ("GET", SEE_ALL),
     "templates": ("GET", ALL),

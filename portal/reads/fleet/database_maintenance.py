@@ -1,0 +1,36 @@
+"""Read the planned maintenance of the database, and which edges know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from scheduler.coordination.database_maintenance import current_maintenance
+from scheduler.coordination.leases import lease_rules
+from scheduler.models import DatabaseMaintenance, EdgeContact
+
+
+@dataclass(frozen=True)
+class DatabaseMaintenanceStatus:
+    """The maintenance that lasts, or None, and the edges in contact with the database.
+
+    ``edges_ready`` of them renew leases until the announced end.
+    """
+
+    maintenance: DatabaseMaintenance | None
+    edges: int
+    edges_ready: int
+
+    @property
+    def may_stop_database(self) -> bool:
+        """Return True if a maintenance lasts and every edge knows its end."""
+        return self.maintenance is not None and 0 < self.edges == self.edges_ready
+
+
+def database_maintenance_status(now: datetime) -> DatabaseMaintenanceStatus:
+    """Return the maintenance of the database that lasts now. This takes two queries."""
+    maintenance = current_maintenance(now)
+    since = now - timedelta(seconds=lease_rules().margin_seconds)
+    known = list(EdgeContact.objects.filter(seen_at__gte=since).values_list("renews_until", flat=True))
+    ready = 0 if maintenance is None else sum(until >= maintenance.ends_at for until in known)
+    return DatabaseMaintenanceStatus(maintenance, len(known), ready)
