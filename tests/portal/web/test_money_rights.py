@@ -1,8 +1,7 @@
 """Test as every role that no page, API answer or file about money shows the charges of others.
 
 Each role requests every address with its own keys and with guessed keys of others. Names, reasons and amounts
-of the two tenants are the texts that are searched for. ``tests/cli/test_money_rights.py`` does so for the
-command line.
+of the two tenants are the texts that are searched for. The command line prints answers of the API.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tests.seeds import first_cases
 from tests.world import World
 
 __all__ = ["tenants"]
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
 # The short part has the role that sees most of the pool and none of its charges.
 ROLES = (
     "operator",
@@ -39,7 +38,6 @@ ROLES = (
     "member",
     "lead",
     "auditor",
-    "finance",
 )
 GROUPINGS = ("cost_centre", "team", "project", "user", "type", "pool", "model", "bucket")
 ENDED = (200, 302, 400, 403, 404)  # no address fails
@@ -90,13 +88,12 @@ def pages(world: World) -> Iterator[str]:
             yield f"{reverse('charge-lines')}?{urlencode({**in_month, **where})}"
             yield f"{reverse('chargeback')}?{urlencode({**in_month, **where, 'format': 'csv'})}"
         for team in (world.vision, world.language):
-            for kind in EXPORT_KINDS:
+            for kind in ("statement", "xlsx", "focus-cost-and-usage"):
                 where = {"kind": kind, "team": team.team.pk}
                 yield f"{reverse('export', args=[month])}?{urlencode(where)}"
-        for kind in EXPORT_KINDS:
-            yield f"{reverse('export', args=[month])}?kind={kind}"
         for name in ("chargeback-days", "chargeback-changes", "month-close", "idle-payer"):
             yield reverse(name, args=[month])
+    yield from (f"{reverse('export', args=['2026-03'])}?kind={kind}" for kind in EXPORT_KINDS)
     for name in ("budgets", "cost-centres", "billing-settings", "showback", "rate-card", "adjustment-new"):
         yield reverse(name)
     yield from (reverse("cost-centre", args=[code]) for code in CENTRES)
