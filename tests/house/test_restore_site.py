@@ -29,10 +29,10 @@ from tools.service_environment import agent_environment, environment_of_site
 pytestmark = [
     pytest.mark.long,
     pytest.mark.site,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.xdist_group("site"),
 ]
-WAIT_SECONDS = 180
+WAIT_SECONDS = 600
 COMMAND = 'while true; do echo tick >> "$HOME/ticks"; sleep 0.1; done'
 ORGANISE = """
 import json
