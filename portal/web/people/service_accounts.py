@@ -123,4 +123,4 @@ def _change(request: HttpRequest) -> None:
         for error in errors:
             messages.error(request, str(error))
     if not form.errors:
-        messages.success(request, people_pages.PERSON_CHANGED.format(name=account.username))
+        messages.success(request, people_pages.SERVICE_ACCOUNT_CHANGED.format(name=account.username))

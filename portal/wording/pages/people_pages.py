@@ -27,6 +27,7 @@ REVOKE_OWN_TOKENS = "Also revoke my API tokens"
 USER_NAME_LABEL = "User name or e-mail address"
 TEAM_CREATED = "{name} is created. Next: its members, its projects and its quota."
 USER_UNKNOWN = "user is {given!a:.60}; allowed: the user name of somebody with an account."
+SERVICE_ACCOUNT_CHANGED = "{name} is changed."
 SERVICE_ACCOUNT_CREATED = "{name} is created. Next: a token for the program that uses it."
 SCOPE_LABELS = {
     "read": "read what you may see",
