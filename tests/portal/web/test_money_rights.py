@@ -93,6 +93,11 @@ def pages(world: World) -> Iterator[str]:
                 yield f"{reverse('export', args=[month])}?{urlencode(where)}"
         for name in ("chargeback-days", "chargeback-changes", "month-close", "idle-payer"):
             yield reverse(name, args=[month])
+    yield from pages_of_one()
+
+
+def pages_of_one() -> Iterator[str]:
+    """Yield the addresses of pages that show one object, of pages without a month, and of whole exports."""
     yield from (f"{reverse('export', args=['2026-03'])}?kind={kind}" for kind in EXPORT_KINDS)
     for name in ("budgets", "cost-centres", "billing-settings", "showback", "rate-card", "adjustment-new"):
         yield reverse(name)
