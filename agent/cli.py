@@ -101,7 +101,13 @@ def _run_command(options: argparse.Namespace) -> int:
     options.edge = options.edge or _joined_edge(state)
     stop, diagnostics = options.on_exit == "stop", dict(options.diagnostic)
     agent_options = AgentOptions(
-        options.edge, options.join_token, host, options.sample_seconds, stop, diagnostics, options.most_tmp
+        options.edge,
+        options.join_token or "",
+        host,
+        options.sample_seconds,
+        stop,
+        diagnostics,
+        options.most_tmp,
     )
     run_and_exit(_run_agent(agent_options, state, models, options), _exit_status)
 

@@ -229,20 +229,18 @@ def build_parser(commands_by_name: Mapping[str, Command]) -> argparse.ArgumentPa
 
 
 def _add_token_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
-    """Add the options for the join token. Both set ``join_token``."""
+    """Add the options for the join token. Both set ``join_token``, which is None without them."""
     given = parser.add_mutually_exclusive_group(required=required)
     given.add_argument(
         "--join-token-file",
         type=_token_file_argument,
         dest="join_token",
-        default="",
         metavar="FILE",
         help="file with the single-use token from Fleet, Add host; -: standard input",
     )
     given.add_argument(
         "--join-token",
         dest="join_token",
-        default="",
         help="the token itself, which every user of this machine can then read; use --join-token-file",
     )
 

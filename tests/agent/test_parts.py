@@ -6,6 +6,7 @@ The parts are locks, generations, the spool, logs, simulated readings and argume
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 import os
@@ -16,11 +17,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from agent.cli import default_locks_folder, isolation_downgrade, main
+from agent.cli_arguments import build_parser
 from agent.gpu import kernel_log
 from agent.gpu.handover import HandoverCheck
 from agent.gpu.reader import UnitUse
@@ -469,6 +472,17 @@ GOOD = [
 ]
 
 
+def test_the_join_token_is_read_from_a_file_or_from_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = defaultdict(lambda: lambda options: 0)
+    given = ["join", "--state", str(tmp_path), "--edge", "http://127.0.0.1:1", "--join-token-file"]
+    (tmp_path / "token").write_text("gpj_1\n")
+    assert build_parser(commands).parse_args([*given, str(tmp_path / "token")]).join_token == "gpj_1"
+    monkeypatch.setattr("sys.stdin", io.StringIO("gpj_2"))
+    assert build_parser(commands).parse_args([*given, "-"]).join_token == "gpj_2"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -476,6 +490,11 @@ GOOD = [
         (["dance"], "dance"),
         (["run"], "--state"),
         (["run", "--state", "S", "--join-token", "t", "--simulate", "1xH100-80GB"], "--edge: needed"),
+        (
+            ["join", "--state", "S", "--edge", "http://x", "--join-token-file", "/nowhere"],
+            "--join-token-file: /nowhere",
+        ),
+        (["join", "--state", "S", "--edge", "http://x", "--join-token-file", "/dev/null"], "is empty"),
         (["join", "--state", "S", "--edge", "http://x"], "--join-token"),
         (["join", "--state", "S", "--join-token", "t"], "--edge"),
         ([*GOOD, "--edge", "ftp://x"], "ftp://x"),

@@ -25,7 +25,7 @@ from tools.backup.manifest import (
     write_manifest,
 )
 from tools.backup.restore import RestoreRequest, restore_backup
-from tools.backup.take import remove_old_backups
+from tools.backup.take import exclusive_use, remove_old_backups
 from tools.backup.verify import compare_facts
 from tools.backup.wal import (
     ARCHIVING_MARK,
@@ -212,3 +212,11 @@ def test_old_backups_and_the_log_before_the_oldest_kept_one_are_removed(tmp_path
         (tmp_path / "wal" / f"00000001000000000000000{number}.gz").touch()
     assert [path.name for path in remove_old_backups(tmp_path, keep=2)] == ["20261001T000000Z"]
     assert [name[-1] for name in archived_segments(tmp_path / "wal")] == ["4", "5", "6", "7"]
+
+
+def test_two_backups_into_one_folder_are_never_made_at_once(tmp_path: Path) -> None:
+    with exclusive_use(tmp_path):
+        with pytest.raises(RunError, match="another backup or verification"), exclusive_use(tmp_path):
+            raise AssertionError("the second one got the lock")
+    with exclusive_use(tmp_path):
+        pass

@@ -40,7 +40,7 @@ SPARE_BYTES = 64 << 20
 def take_backup(source: BackupSource) -> Path:
     """Take one backup and return its folder. Raises RunError; then no part of the backup remains."""
     source.backups.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _only_backup(source.backups):
+    with exclusive_use(source.backups):
         began = datetime.now(UTC)
         place = source.backups / began.strftime(NAME_FORMAT)
         part = place.with_suffix(".part")
@@ -59,12 +59,13 @@ def take_backup(source: BackupSource) -> Path:
 
 
 @contextlib.contextmanager
-def _only_backup(folder: Path) -> Iterator[None]:
+def exclusive_use(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of backups. Raises RunError if another backup or verification holds it."""
     with open(folder / "lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(f"another backup into {folder} runs") from None
+            raise RunError(f"another backup or verification in {folder} runs") from None
         yield
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 from tools.backup.manifest import CLUSTER, VERIFIED, Manifest, check_files, check_version, read_manifest
 from tools.backup.recovery import recovered_cluster
 from tools.backup.source import BackupSource, client_program, libpq_environment
-from tools.backup.take import database_facts
+from tools.backup.take import database_facts, exclusive_use
 from tools.backup.wal import archived_segments
 from tools.console import RunError, run_quietly
 from tools.stores import embedded_stores
@@ -36,7 +36,7 @@ def verify_backup(backup: Path, source: BackupSource) -> float:
         if manifest.kind == CLUSTER
         else _temporary_database(backup, source)
     )
-    with database as url:
+    with exclusive_use(source.backups), database as url:
         compare_facts(backup, manifest, database_facts({**source.environment, "DATABASE_URL": url}))
     seconds = time.monotonic() - began
     verified = {"at": datetime.now(UTC).isoformat(), "seconds": round(seconds, 1)}
@@ -62,7 +62,7 @@ def compare_facts(backup: Path, manifest: Manifest, found: dict[str, object]) ->
 @contextlib.contextmanager
 def _temporary_cluster(backup: Path, source: BackupSource) -> Iterator[str]:
     passwords = json.loads((backup / "secrets.json").read_text())
-    folder = Path(tempfile.mkdtemp(prefix="verify-", dir=source.backups))
+    folder = Path(tempfile.mkdtemp(prefix="verify-", suffix=".part", dir=source.backups))
     stores = embedded_stores(folder, passwords)
     archive = source.backups / "wal"
     try:
