@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from benchmarks.harness.metrics_time import metrics_milliseconds
 from benchmarks.telemetry_month import sample_path
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
@@ -53,7 +52,7 @@ def measure(
 ) -> dict[str, Any]:
     """Measure the steps. ``roll_up`` rolls up the samples of a number of minutes."""
     from benchmarks import telemetry_forecast, telemetry_planted
-    from benchmarks.telemetry_month import page_times, year_rows
+    from benchmarks.telemetry_month import kept_year
     from telemetry.dcgm.fields import READ_FIELDS
 
     figures: dict[str, Any] = {}
@@ -66,11 +65,8 @@ def measure(
 
     if SAMPLE_STEPS & set(steps):
         _measure_samples(sample_path.make_fleet(gpus), hours, live, set(steps), roll_up, step)
-    if "dashboards" in steps:
-        step("year", lambda: year_rows.write_year(gpus, sample_path.START, random.Random(SEED)))
-        step("pages", lambda: page_times.time_dashboards(sample_path.START))
-    if "metrics" in steps:
-        step("metrics", lambda: {"metrics_ms": round(metrics_milliseconds(), 1)})
+    if kept_year.PAGE_STEPS & set(steps):
+        step("pages", lambda: kept_year.measure_pages(gpus, steps))
     if "fields" in steps:
         step("fields", lambda: {"dcgm_fields_read": len(READ_FIELDS)})
     if "planted" in steps:

@@ -54,7 +54,7 @@ def throw_away_stores(
             stores = external_stores(folder, passwords) if external else embedded_stores(folder, passwords)
             places.append(stores.sockets)
             if names:
-                _start(stores, names, running)
+                start_stores(stores, names, running)
             env.update(
                 DATABASE_URL=stores.url("owner"),
                 REDIS_URL=stores.redis_url,
@@ -67,7 +67,7 @@ def throw_away_stores(
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _start(stores: Stores, names: Sequence[str], running: dict[str, subprocess.Popen[bytes]]) -> None:
+def start_stores(stores: Stores, names: Sequence[str], running: dict[str, subprocess.Popen[bytes]]) -> None:
     """Start the named stores, add each to `running`, and wait until they answer. Raises RunError."""
     folder = stores.folder
     stores.prepare()

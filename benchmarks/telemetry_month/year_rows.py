@@ -1,7 +1,8 @@
-"""Generate a year of work with its rollups of hours and days, and their cubes.
+"""Generate a year of work with its rollups of hours and days, their cubes, and its charges.
 
 Jobs hold their units for whole days, so that each unit has one allocation per day. The values of a day are
-one of ``PATTERNS`` patterns. They are written in the packed form; the cubes are computed by the product.
+one of ``PATTERNS`` patterns. They are written in the packed form. The product computes the cubes and the
+charges.
 """
 
 from __future__ import annotations
@@ -56,6 +57,16 @@ def write_year(gpus: int, end: datetime, rng: random.Random) -> dict[str, Any]:
             write_cubes([day + hour * HOUR for hour in range(24)], end)
         day += DAY
     return {"year_jobs": len(numbered)}
+
+
+def charge_year(end: datetime) -> dict[str, Any]:
+    """Charge the year that ends at ``end``, month by month. Return the number of its charge lines."""
+    from benchmarks.money_month.ledger_times import charge_month
+
+    lines = 0
+    for month, next_month in _months(end - DAYS * DAY, end):
+        lines = charge_month(month, next_month)["lines"]
+    return {"year_charge_lines": lines}
 
 
 def _jobs(organisation: GeneratedOrganisation, lane: Lane, rng: random.Random) -> list[Job]:

@@ -154,7 +154,7 @@ def _hosts(scope: SampleScope) -> list[int]:
     """Return the hosts on which the included work held a unit in the period, in the order of the file."""
     if scope.workloads is None:
         return list(scope.hosts)
-    held = set(_allocations(scope).values_list("unit__gpu__host", flat=True).distinct())
+    held = set(_allocations(scope, scope.workloads).values_list("unit__gpu__host", flat=True).distinct())
     return [host for host in scope.hosts if host in held]
 
 
@@ -166,16 +166,16 @@ def _units(host: int, scope: SampleScope) -> list[_HeldUnit]:
             units = units.filter(pk__in=scope.units)
         return [_HeldUnit(unit) for unit in units.values_list("pk", flat=True)]
     held: dict[int, list[tuple[int, DateTimeTZRange]]] = {}
-    rows = _allocations(scope).filter(unit__gpu__host=host).order_by("unit_id", "pk")
+    rows = _allocations(scope, scope.workloads).filter(unit__gpu__host=host).order_by("unit_id", "pk")
     for unit, pk, period in rows.values_list("unit_id", "pk", "period"):
         held.setdefault(unit, []).append((pk, period))
     return [_HeldUnit(unit, allocations) for unit, allocations in held.items()]
 
 
-def _allocations(scope: SampleScope) -> QuerySet[Allocation]:
+def _allocations(scope: SampleScope, workloads: QuerySet[Workload]) -> QuerySet[Allocation]:
     """Return the allocations of the included work that may have samples in the period."""
     period = (scope.start - ATTRIBUTION_MARGIN, scope.end + ATTRIBUTION_MARGIN)
-    found = Allocation.objects.filter(workload__in=scope.workloads, period__overlap=period)
+    found = Allocation.objects.filter(workload__in=workloads, period__overlap=period)
     return found if scope.units is None else found.filter(unit__in=scope.units)
 
 

@@ -149,7 +149,7 @@ def usual_wait(workload: Workload, size: int, before: timedelta) -> UsualWait | 
     profile and models. Requests inside a reservation, with a dependency or with an earliest start are left
     out, because they did not only wait for GPUs.
     """
-    values = {
+    values: dict[str, Any] = {
         "size": size,
         "pool": workload.pool_id,
         "profile": workload.profile,

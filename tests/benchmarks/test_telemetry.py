@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks import telemetry
-from benchmarks.telemetry_month import sample_path
+from benchmarks.telemetry_month import kept_year, sample_path
 
 
 @pytest.mark.long
@@ -27,3 +29,17 @@ def test_a_wrong_number_of_gpus_is_refused_with_a_message(
     with pytest.raises(SystemExit):
         telemetry.main(["--gpus", gpus])
     assert f"{gpus!r} is not a whole number from 64 to 100000" in capsys.readouterr().err
+
+
+def test_a_complete_year_is_kept_and_years_with_other_parameters_are_removed(tmp_path: Path) -> None:
+    folder = kept_year.kept_folder(64, tmp_path)
+    unlike = kept_year.kept_folder(128, tmp_path)
+    old = tmp_path / folder.name.replace(f"version-{kept_year.VERSION}", "version-0")
+    for each in (folder, unlike, old):
+        each.mkdir()
+        (each / kept_year.COMPLETE).touch()
+    kept_year.remove_unusable(folder)
+    assert (folder.exists(), unlike.exists(), old.exists()) == (True, True, False)
+    (folder / kept_year.COMPLETE).unlink()  # the run that wrote it was interrupted
+    kept_year.remove_unusable(folder)
+    assert not folder.exists()

@@ -187,7 +187,7 @@ def test_a_period_with_too_many_requests_begins_later_and_says_so(world: World) 
     demand, facts = recorded_demand(world.shared.pk, at(0, day=3), at(0, day=4), at(0, day=4), max_requests=2)
     assert (facts.requests_of_period, facts.requests) == (6, 2)
     assert demand.start == int(at(4, day=3).timestamp())
-    notes = study_notes(dataclasses.asdict(facts), at(4, day=3), at(0, day=5))
+    notes = study_notes(dataclasses.asdict(facts), at(4, day=3), at(0, day=5), 10_000)
     assert notes[1].startswith(
         "The quarter has 6 requests; a replay takes at most 10,000. So only the last 1 days"
     )

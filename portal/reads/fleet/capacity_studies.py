@@ -12,6 +12,7 @@ from django.db.models import QuerySet
 from portal.wording.capacity import study_texts
 from portal.wording.chargeback.overview_texts import Finding
 from portal.wording.pages import capacity_pages
+from telemetry.capacity.recorded import MAX_REQUESTS
 from telemetry.core.amounts import round_amount
 from telemetry.core.capacity.size_figures import (
     SizeFigures,
@@ -125,7 +126,7 @@ def study_details(study: CapacityStudy) -> StudyDetails:
         study,
         [_model_study(study, model) for model in models],
         study.facts.get("currency", ""),
-        capacity_pages.study_notes(study.facts, study.start, study.end),
+        capacity_pages.study_notes(study.facts, study.start, study.end, MAX_REQUESTS),
     )
 
 

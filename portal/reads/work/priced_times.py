@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -71,7 +71,7 @@ def priced_times(workload: int) -> list[PricedTime]:
     return _joined(_priced_time(row) for row in rows if row["slot_seconds_sum"])
 
 
-def _priced_time(row: dict[str, Any]) -> PricedTime:
+def _priced_time(row: Mapping[str, Any]) -> PricedTime:
     price = row["price__price_per_gpu_hour"]
     for factor in (row["priority_factor__factor"], row["type_factor__factor"]):
         price = price * factor if price is not None and factor is not None else price

@@ -73,13 +73,7 @@ def price_table(times: Sequence[PricedTime]) -> dict[str, Any]:
     return {
         "caption": run_report_pages.PRICES_TITLE,
         "columns": [
-            {"label": "From, UTC"},
-            {"label": "To, UTC"},
-            {"label": "What"},
-            {"label": "Seconds", "numeric": True},
-            {"label": "GPUs", "numeric": True},
-            {"label": "Price of a GPU-hour", "numeric": True},
-            {"label": "Charged", "numeric": True},
+            {"label": label, "numeric": numeric} for label, numeric in run_report_pages.PRICE_COLUMNS
         ],
         "rows": rows,
         "more": run_report_pages.PRICES_MORE.format(count=len(times) - len(shown)) if shown != times else "",

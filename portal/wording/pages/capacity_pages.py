@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from telemetry.capacity.recorded import MAX_REQUESTS
-
 EACH_MODEL = "each model"
 WAIT_HELP = "19 of 20 requests should start within this time, such as 1 h."
 REQUESTED = "The study of {pool} has been requested. It runs in the background; you can leave this page."
@@ -55,8 +53,11 @@ NOTHING_REPLAYED = "No number of GPUs is replayed yet."
 MODEL_UNKNOWN = "model is {given}; allowed: empty for each model, or {allowed}."
 
 
-def study_notes(facts: Mapping[str, Any], start: datetime, end: datetime) -> list[str]:
-    """Return the assumptions and omissions of the replay, one sentence each."""
+def study_notes(facts: Mapping[str, Any], start: datetime, end: datetime, max_requests: int) -> list[str]:
+    """Return the assumptions and omissions of the replay, one sentence each.
+
+    ``max_requests`` is the largest number of requests that is replayed.
+    """
     if not facts:
         return []
     days = (end - start).days
@@ -67,7 +68,7 @@ def study_notes(facts: Mapping[str, Any], start: datetime, end: datetime) -> lis
     if facts["requests_of_period"] > facts["requests"] + facts["never_started"]:
         notes.append(
             f"The quarter has {facts['requests_of_period']:,} requests; a replay takes at most "
-            f"{MAX_REQUESTS:,}. So only the last {days:,} days of the quarter were replayed: the sizes fit "
+            f"{max_requests:,}. So only the last {days:,} days of the quarter were replayed: the sizes fit "
             "the demand of these days."
         )
     if facts["never_started"]:

@@ -42,6 +42,15 @@ DAY_TITLE = "Its life"
 RESOURCES_TITLE = "What it used"
 COST_TITLE = "What it cost"
 PRICES_TITLE = "Why it cost that"
+PRICE_COLUMNS = (
+    ("From, UTC", False),
+    ("To, UTC", False),
+    ("What", False),
+    ("Seconds", True),
+    ("GPUs", True),
+    ("Price of a GPU-hour", True),
+    ("Charged", True),
+)
 PRICES_FINDING = "Price x GPUs x seconds / 3,600, in each time with one price. Lost work is not charged."
 PRICES_MORE = "{count} earlier times are in the CSV file."
 NO_PRICE = "none"

@@ -152,7 +152,9 @@ def _grouped(
         is_reserved=Case(When(is_reserved, then=Value(True)), default=Value(False)),
     )
     columns = [KEPT_COLUMNS[name] for name in dimensions]
-    return marked.values_list("number", "line__bucket", "of_reservation", "is_reserved", *columns).annotate(
+    sums: QuerySet[Any, Any] = marked.values_list(
+        "number", "line__bucket", "of_reservation", "is_reserved", *columns
+    ).annotate(
         seconds_sum=Sum("slot_seconds"),
         cost_sum=Coalesce(Sum(cost, filter=is_priced, output_field=_AMOUNT), ZERO, output_field=_AMOUNT),
         charged_sum=Coalesce(
@@ -162,3 +164,4 @@ def _grouped(
         first=NO_TIME,
         last=NO_TIME,
     )
+    return sums

@@ -160,8 +160,11 @@ def test_the_waste_has_the_trend_that_the_page_draws(used: World, ask: Ask) -> N
     assert [None if part == "" else float(part) for part in cell.split(";")] == pytest.approx(
         trend, abs=0.001
     )
-    mocked = mock.patch("portal.reads.utilisation.query.LISTED_ROWS", 1)
-    with mocked:
+
+
+def test_the_rows_that_the_page_does_not_list_have_a_trend_with_shown(used: World, ask: Ask) -> None:
+    charge_all_gpus(at(0, day=4))
+    with mock.patch("portal.reads.utilisation.query.LISTED_ROWS", 1):
         few = [row["trend"] for row in ask(used.operator, "waste", waste="person").json()["rows"]]
         assert [each is not None for each in few] == [True, False]
         every = ask(used.operator, "waste", waste="person", shown="all").json()["rows"]

@@ -248,6 +248,24 @@ def test_many_gpus_are_drawn_as_mean_and_highest() -> None:
     ]
 
 
+@pytest.mark.parametrize(("count", "has_legend"), [(1, False), (4, False), (5, True), (8, True), (9, False)])
+def test_a_chart_of_five_to_eight_gpus_has_a_legend_with_each_gpu_once(
+    rates: World, ran: Workload, count: int, has_legend: bool
+) -> None:
+    report = details_of(ran).report
+    units = [replace(report.units[0], gpu=number) for number in range(count)]
+    figure = use_charts.use_figure(replace(report, units=units), [])
+    assert figure["layout"]["showlegend"] is has_legend
+    lines = [trace for trace in figure["data"] if trace["type"] == "scatter"]
+    if has_legend:
+        named = [trace["name"] for trace in lines if trace["showlegend"]]
+        assert named == [f"GPU {number}" for number in range(count)]
+        # A click on the entry of a GPU hides its lines in all tracks.
+        assert {trace["legendgroup"] for trace in lines} >= set(named)
+        colours = {trace["meta"]["colour"] for trace in lines if trace["name"] in named}
+        assert len(colours) == count
+
+
 def test_very_many_gpus_have_a_row_for_each_host(rates: World, ran: Workload) -> None:
     report = details_of(ran).report
     many = replace(report, units=[replace(report.units[0], host=f"h{n % 2}", gpu=n) for n in range(66)])
