@@ -23,8 +23,8 @@ from portal.sign_in.attempts import account_counter, accounts_of_login, counters
 from portal.sign_in.client import client_address, client_of
 from portal.sign_in.device_cookie import remember_device
 from portal.sign_in.own_session import keep_own_session
-from portal.wording import account_texts
 from portal.wording.pages import people_pages
+from portal.wording.people import account_texts
 
 # Verb in the audit log for each change of a second factor. The key is the template of the mail about it.
 SECOND_FACTOR_CHANGES: dict[str, accounts.SecondFactorChange] = {

@@ -7,7 +7,7 @@ from rest_framework import serializers
 from portal.api.base.fields import ResponseSerializer, numbers_field
 from portal.api.base.serializers import StrictSerializer
 from portal.api.people.serializers import RoleShape, TokenShape
-from portal.wording.account_texts import ACCOUNT_VERBS
+from portal.wording.people.account_texts import ACCOUNT_VERBS
 
 
 class PersonShape(ResponseSerializer):

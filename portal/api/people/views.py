@@ -19,7 +19,7 @@ from portal.api.people import serializers as shapes
 from portal.models import Template, TokenScope, User
 from portal.services.audit_trail.verification import audit_integrity
 from portal.services.people import accounts, api_tokens
-from portal.wording import audit_texts
+from portal.wording.people import audit_texts
 
 
 class MeView(ApiView):

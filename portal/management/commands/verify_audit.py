@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from portal.services.audit_trail import verification
-from portal.wording.audit_texts import finding_sentence
+from portal.wording.people.audit_texts import finding_sentence
 
 EXPECTED_SEAL = re.compile(r"(\d{1,18}):([0-9a-f]{64})")
 

@@ -14,7 +14,7 @@ from portal.models import ApiToken, User, WorkspaceSession
 from portal.services.people.account_security import work_of
 from portal.services.people.accounts import reject_if_last_operator
 from portal.services.removal_effect import refusal_of
-from portal.wording import account_texts
+from portal.wording.people import account_texts
 from scheduler.models import Workload
 from scheduler.state.states import WorkloadState
 

@@ -23,8 +23,8 @@ from portal.reads.people import organisation as reads
 from portal.services.audit_trail.verification import audit_integrity
 from portal.web.page.access import sign_in_required
 from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response
-from portal.wording import audit_texts
 from portal.wording.pages import people_pages
+from portal.wording.people import audit_texts
 
 EVENTS_PER_PAGE = 50
 CSV_COLUMNS = ("at", "actor", "via", "verb", "target", "name", "team", "before", "after", "why")

@@ -22,8 +22,8 @@ from portal.services.people.account_effects import AccountEffect, preview_accoun
 from portal.sign_in.own_session import keep_own_session
 from portal.web.page.access import current_user, get_visible_or_404, sign_in_required
 from portal.web.page.service_form import ServiceForm
-from portal.wording.account_texts import ACCOUNT_VERBS
 from portal.wording.pages import people_pages
+from portal.wording.people.account_texts import ACCOUNT_VERBS
 
 
 class AccountReasonForm(ServiceForm):

@@ -16,8 +16,8 @@ from portal.models import User
 from portal.services.people import sign_ins
 from portal.services.people.account_effects import AccountEffect, preview_account_change
 from portal.sign_in.client import client_of
-from portal.wording import account_texts
 from portal.wording.pages import people_pages
+from portal.wording.people import account_texts
 
 CODES_WAIT_SECONDS = 300  # of the limit login_failed in config/settings.py
 

@@ -1,0 +1,1 @@
+"""Write sentences about accounts and audit records."""
