@@ -215,8 +215,6 @@ def test_old_backups_and_the_log_before_the_oldest_kept_one_are_removed(tmp_path
 
 
 def test_two_backups_into_one_folder_are_never_made_at_once(tmp_path: Path) -> None:
-    with exclusive_use(tmp_path):
-        with pytest.raises(RunError, match="another backup or verification"), exclusive_use(tmp_path):
-            raise AssertionError("the second one got the lock")
-    with exclusive_use(tmp_path):
-        pass
+    refused = pytest.raises(RunError, match="another backup or verification")
+    with exclusive_use(tmp_path), refused, exclusive_use(tmp_path):
+        raise AssertionError("the second one got the lock")

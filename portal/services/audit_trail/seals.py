@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 
 from portal import locks
 from portal.models import AuditEvent, AuditSeal, SealedAuditEvent
@@ -105,7 +105,6 @@ def highest_settled_event(now: datetime) -> int:
 
 def unsealed_events(above: int | None = None) -> QuerySet[AuditEvent]:
     """Return the records without a seal; with ``above`` only those with a higher id."""
-    events, sealed = AuditEvent.objects.all(), SealedAuditEvent.objects.all()
-    if above is not None:
-        events, sealed = events.filter(pk__gt=above), sealed.filter(event_id__gt=above)
-    return events.exclude(pk__in=sealed.values("event_id"))
+    sealed = SealedAuditEvent.objects.filter(event_id=OuterRef("pk"))
+    events = AuditEvent.objects.filter(~Exists(sealed))
+    return events if above is None else events.filter(pk__gt=above)
