@@ -233,6 +233,15 @@ def test_a_closed_account_and_a_wrong_second_factor_are_recorded_failures(world:
     ]
 
 
+def test_attempts_with_the_right_password_of_a_closed_account_are_delayed_too(world: World) -> None:
+    person = world.vision.member
+    accounts.change_user(actor=world.operator, user=person, active=False, now=world.now)
+    for _ in range(5):
+        attempt(person.username, PASSWORD, HOME)
+    assert TOO_MANY in attempt(person.username, PASSWORD, HOME)
+    assert len([event for event in events(person) if event.verb == "fail_sign_in"]) == 5
+
+
 def test_the_first_use_of_a_token_from_each_address_is_recorded(world: World) -> None:
     token, text = create_token(actor=world.vision.member, name="laptop", now=world.now)
     sign_ins._recent_token_uses.clear()
