@@ -23,7 +23,6 @@ from django.urls import reverse
 from telemetry.exports.registry import EXPORT_KINDS
 from telemetry.models import Charge, CostCentreStatement, UnusualSpend
 from tests.portal.two_tenants import MONTHS, NOW, Tenants, adjustment_numbers, tenants
-from tests.seeds import first_cases
 from tests.world import World
 
 __all__ = ["tenants"]
@@ -170,7 +169,8 @@ def assert_shows_only(role: str, tenants: Tenants, found: dict[str, str]) -> Non
     assert {text for text in shown if text not in everything} == set()
 
 
-@pytest.mark.parametrize("role", first_cases(1, ROLES))
+@pytest.mark.long
+@pytest.mark.parametrize("role", ROLES)
 def test_pages_and_files_about_money_show_only_the_charges_that_the_role_may_see(
     tenants: Tenants, role: str, tmp_path: Path
 ) -> None:
@@ -183,7 +183,8 @@ def test_pages_and_files_about_money_show_only_the_charges_that_the_role_may_see
     assert_shows_only(role, tenants, found)
 
 
-@pytest.mark.parametrize("role", first_cases(1, ROLES))
+@pytest.mark.long
+@pytest.mark.parametrize("role", ROLES)
 def test_answers_of_the_api_about_money_show_only_the_charges_that_the_role_may_see(
     tenants: Tenants, role: str, tmp_path: Path
 ) -> None:

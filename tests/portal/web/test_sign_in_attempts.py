@@ -14,6 +14,8 @@ from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
 from django.core import mail
 from django.test import Client, RequestFactory
 from django.urls import reverse
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from config.log_mail import LogMailBackend
 from config.secrets_in_logs import without_secrets
@@ -153,7 +155,7 @@ def test_one_address_cannot_try_the_names_of_many_people(world: World) -> None:
 
 
 def test_without_redis_people_sign_in(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = redis.Redis(port=9, socket_connect_timeout=0.1)
+    closed = redis.Redis(port=9, retry=Retry(NoBackoff(), 0))
     monkeypatch.setattr(nudge, "redis_connection", lambda: closed)
     assert attempt(world.vision.member.username, PASSWORD, HOME) == ""
 
@@ -231,6 +233,15 @@ def test_a_closed_account_and_a_wrong_second_factor_are_recorded_failures(world:
         ("change_user", None),
         ("fail_sign_in", "closed account"),
     ]
+
+
+def test_attempts_with_the_right_password_of_a_closed_account_are_delayed_too(world: World) -> None:
+    person = world.vision.member
+    accounts.change_user(actor=world.operator, user=person, active=False, now=world.now)
+    for _ in range(5):
+        attempt(person.username, PASSWORD, HOME)
+    assert TOO_MANY in attempt(person.username, PASSWORD, HOME)
+    assert len([event for event in events(person) if event.verb == "fail_sign_in"]) == 5
 
 
 def test_the_first_use_of_a_token_from_each_address_is_recorded(world: World) -> None:
