@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -25,7 +26,7 @@ def tokens(request: HttpRequest) -> HttpResponse:
         "form": TokenForm() if text else form,
         "text": text,
         "now": now,
-        "portal": request.build_absolute_uri("/"),
+        "portal": f"{settings.GPUPOOL_PORTAL_URL}/",
     }
     response = render(request, "organisation/tokens.html", context, status=400 if form.errors else 200)
     response["Cache-Control"] = "no-store"
