@@ -36,6 +36,7 @@ GPUPOOL_LOG_DAYS = ENVIRONMENT.log_days
 GPUPOOL_STATEMENT_KEY = ENVIRONMENT.statement_key
 GPUPOOL_LINE_LENGTH = ENVIRONMENT.line_length
 GPUPOOL_TRUSTED_PROXIES = ENVIRONMENT.trusted_proxies
+GPUPOOL_OIDC = ENVIRONMENT.oidc
 REDIS_URL = ENVIRONMENT.redis_url
 # Path of the Celery application. Lower packages send tasks to it, but may not import config.
 GPUPOOL_TASK_QUEUE = "config.celery.app"
@@ -52,6 +53,8 @@ INSTALLED_APPS = [
     "allauth",
     "allauth.account",
     "allauth.mfa",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
@@ -150,6 +153,9 @@ if IS_TEST:
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "/"
 ACCOUNT_ADAPTER = "config.account_adapter.LocalAccountAdapter"
+SOCIALACCOUNT_ADAPTER = "config.social_adapter.PortalSocialAdapter"
+SOCIALACCOUNT_EMAIL_VERIFICATION = "none"
+SOCIALACCOUNT_REQUESTS_TIMEOUT = 5
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[gpupool] "
 ACCOUNT_FORMS = {
     "login": "portal.web.people.sign_in_form.SignInForm",

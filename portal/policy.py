@@ -220,6 +220,8 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     "capacity.study": (changes_things & is_operator, permission_problems.CAPACITY_STUDY),
     "team.create": (changes_things & is_operator, permission_problems.TEAM_CREATE),
     "user.change": (changes_things & is_operator, permission_problems.USER_CHANGE),
+    "identity.see": (is_active & (is_operator | is_auditor), permission_problems.IDENTITY_SEE),
+    "identity.change": (changes_things & is_operator, permission_problems.IDENTITY_CHANGE),
     "template.change": (changes_things & is_operator, permission_problems.TEMPLATE_CHANGE),
     "health_rule.change": (
         changes_things & is_operator,

@@ -2,6 +2,7 @@
 
 from portal.models.accounts import ApiToken, Membership, Organisation, User
 from portal.models.audit import AuditEvent
+from portal.models.identity import BreakGlassLink, ClaimGrant, ClaimRule, IdentityProvider
 from portal.models.notices import NoticeMark, Notification, ToldStart
 from portal.models.sign_ins import SetupCode, TokenAddress
 from portal.models.submissions import SUBMISSION_TRANSITIONS, Approval, Submission, SubmissionState, Template
@@ -16,7 +17,11 @@ __all__ = [
     "ApiToken",
     "Approval",
     "AuditEvent",
+    "BreakGlassLink",
+    "ClaimGrant",
+    "ClaimRule",
     "EntryCode",
+    "IdentityProvider",
     "Membership",
     "NoticeMark",
     "Notification",

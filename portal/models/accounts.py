@@ -27,6 +27,9 @@ class Organisation(models.Model):
     two_step_close = models.BooleanField(
         default=False, help_text="one person proposes to close a month, and another person closes it"
     )
+    local_sign_in = models.BooleanField(
+        default=True, help_text="people can sign in with a password of this installation"
+    )
     simulated_history_until = models.DateTimeField(null=True, blank=True)
     history_progress = models.JSONField(
         null=True, blank=True, help_text="progress of loading the simulated history: done, total, text"
