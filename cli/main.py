@@ -28,7 +28,7 @@ from cli.commands import (
     workloads,
 )
 from cli.commands.money import adjustments, chargeback, cost_centres, exports, prices, statements
-from cli.commands.people import accounts
+from cli.commands.people import accounts, identity
 from cli.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, CliError
 from cli.session import cli
 
@@ -57,6 +57,7 @@ COMMAND_MODULES = (
     statements,
     telemetry,
     accounts,
+    identity,
     account,
 )  # imported because each module adds its commands to ``cli``
 

@@ -81,7 +81,10 @@ def create_provider(
         "active": active,
         "creates_accounts": creates_accounts,
     }
-    values = _checked(checks, given)
+    values = {
+        "encrypted_secret": encrypt_secret(""),  # a client without a secret authenticates by PKCE alone
+        **_checked(checks, given),
+    }
     why = checks.text("why", why, least=0, most=1000, lines=True)
     taken = [ENVIRONMENT_SLUG, *IdentityProvider.objects.values_list("slug", flat=True)]
     if slug:
@@ -266,8 +269,6 @@ def _checked(checks: InputChecks, given: dict[str, Any]) -> dict[str, Any]:
         values["ca_certificates"] = _checked_certificates(checks, given["ca_certificates"])
     if given.get("secret"):
         values["encrypted_secret"] = encrypt_secret(checks.text("secret", given["secret"], most=500))
-    elif "secret" in given and "issuer" in given and "name" in given:
-        values["encrypted_secret"] = encrypt_secret("")  # a public client authenticates by PKCE alone
     for name in ("active", "creates_accounts"):
         if name in given:
             values[name] = checks.flag(name, given[name])
