@@ -1,6 +1,6 @@
 """Provide a small OpenID Connect provider in this process, whose answers a test can break.
 
-A real server is used for all that it can do: see ``test_oidc_server.py``. This provider has no pages: ``answer``
+A real server is used for all that it can do: see ``tests/oidc/``. This provider has no pages: ``answer``
 plays the part of the person who signs in there.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote_plus, urlencode, urlsplit
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -55,7 +55,7 @@ class SmallProvider:
                 given = dict(parse_qsl(body))
                 basic = self.headers.get("Authorization", "")
                 if basic.startswith("Basic "):
-                    names = base64.b64decode(basic[6:]).decode().split(":", 1)
+                    names = map(unquote_plus, base64.b64decode(basic[6:]).decode().split(":", 1))
                     given |= dict(zip(("client_id", "client_secret"), names, strict=True))
                 self.send(*owner.token(given))
 
@@ -117,12 +117,17 @@ class SmallProvider:
         return f"{urlsplit(wanted['redirect_uri']).path}?{urlencode(given)}"
 
 
-def authorization_request(browser: Client, slug: str, process: str = "login") -> dict[str, str]:
-    """Begin a sign-in, and return the parameters with which the provider's page is opened."""
+def authorization_address(browser: Client, slug: str, process: str = "login") -> str:
+    """Begin a sign-in, and return the address of the provider's page that the portal opens."""
     page = browser.post(reverse("openid_connect_login", args=[slug]), {"process": process}).content.decode()
     found = re.search(r'content="0; url=([^"]+)"', page)
     assert found, page
-    query = parse_qs(urlsplit(html.unescape(found[1])).query)
+    return html.unescape(found[1])
+
+
+def authorization_request(browser: Client, slug: str, process: str = "login") -> dict[str, str]:
+    """Begin a sign-in, and return the parameters with which the provider's page is opened."""
+    query = parse_qs(urlsplit(authorization_address(browser, slug, process)).query)
     return {name: values[0] for name, values in query.items()}
 
 

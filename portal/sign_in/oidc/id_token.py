@@ -8,15 +8,15 @@ from typing import Any
 
 import jwt
 
+from portal.sign_in.oidc.discovery import PublicKey
 from portal.sign_in.oidc.providers import ProviderSettings
 from portal.sign_in.oidc.refusals import SignInRefused
 
 CLOCK_LEEWAY_SECONDS = 60  # by how much the clocks of a provider and of the portal may differ
-ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 
 
 def verify_id_token(
-    text: Any, *, provider: ProviderSettings, keys: Sequence[jwt.PyJWK], nonce: str
+    text: Any, *, provider: ProviderSettings, keys: Sequence[PublicKey], nonce: str
 ) -> dict[str, Any]:
     """Return the claims of an ID token. Raises SignInRefused if a check fails.
 
@@ -26,10 +26,11 @@ def verify_id_token(
     if not isinstance(text, str):
         raise SignInRefused("token_missing", name=name)
     try:
+        key = _key_of(text, provider, keys)
         claims = jwt.decode(
             text,
-            key=_key_of(text, provider, keys),
-            algorithms=list(ALGORITHMS),
+            key=key.key,
+            algorithms=list(key.algorithms),
             issuer=provider.issuer,
             audience=provider.client_id,
             leeway=CLOCK_LEEWAY_SECONDS,
@@ -50,7 +51,7 @@ def verify_id_token(
     return claims
 
 
-def _key_of(text: str, provider: ProviderSettings, keys: Sequence[jwt.PyJWK]) -> jwt.PyJWK:
+def _key_of(text: str, provider: ProviderSettings, keys: Sequence[PublicKey]) -> PublicKey:
     """Return the key that the header of a token names. A token without a name fits a single key only."""
     key_id = jwt.get_unverified_header(text).get("kid")
     fitting = [key for key in keys if key.key_id == key_id] if key_id is not None else list(keys)

@@ -229,7 +229,7 @@ def run_connection_test(*, actor: User, slug: str, now: datetime, via: str = "we
     except SignInRefused as refusal:
         return ConnectionTest(False, refusal.message)
     text = identity_texts.TEST_PASSED.format(name=provider.name, count=len(keys))
-    return ConnectionTest(True, text, tuple(sorted({key.algorithm_name for key in keys})))
+    return ConnectionTest(True, text, tuple(sorted({algorithm for key in keys for algorithm in key.algorithms})))
 
 
 def checked_provider(checks: InputChecks, field: str, slug: Any) -> ProviderSettings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from typing import Any
+from urllib.parse import quote_plus
 
 from allauth.account.adapter import get_adapter
 from allauth.core.exceptions import ImmediateHttpResponse
@@ -96,7 +97,8 @@ class PortalOidcClient(OAuth2Client):  # type: ignore[misc]
         arguments: dict[str, Any] = {}
         secret = self.provider.secret
         if secret and self.basic_auth:
-            arguments["auth"] = (self.provider.client_id, secret)
+            # RFC 6749, section 2.3.1: both parts are encoded as in a form.
+            arguments["auth"] = (quote_plus(self.provider.client_id), quote_plus(secret))
         else:
             data |= {"client_id": self.provider.client_id} | ({"client_secret": secret} if secret else {})
         status, found = request_json(self.provider, "POST", self.access_token_url, data=data, **arguments)
@@ -125,6 +127,11 @@ class PortalOidcAdapter(OpenIDConnectOAuth2Adapter):  # type: ignore[misc]
         if not hasattr(self, "_openid_config"):
             self._openid_config = fetch_discovery(self.portal_settings)
         return self._openid_config
+
+    @property
+    def basic_auth(self) -> bool:
+        """Return True if the portal authenticates by HTTP Basic, which each provider supports by default."""
+        return "client_secret_basic" in self.openid_config["token_endpoint_auth_methods_supported"]
 
     def get_provider(self) -> PortalOidcProvider:
         return PortalOidcProvider(self.request, self.portal_settings)
