@@ -97,4 +97,3 @@ def _refusal(
     if exception is not None:
         return SignInRefused("token_not_valid", name=name)
     return SignInRefused("state_unknown")
-

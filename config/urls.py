@@ -24,7 +24,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("accounts/social/<path:page>", provider_pages_disabled),
     # These views replace those of allauth, which have the same addresses and names.
     path("accounts/oidc/<str:provider_id>/login/", sign_in_with_provider, name="openid_connect_login"),
-    path("accounts/oidc/<str:provider_id>/login/callback/", provider_callback, name="openid_connect_callback"),
+    path(
+        "accounts/oidc/<str:provider_id>/login/callback/", provider_callback, name="openid_connect_callback"
+    ),
     path("accounts/break-glass/<str:code>/", break_glass, name="break-glass"),
     path("accounts/", include("allauth.urls")),
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),

@@ -68,6 +68,7 @@ urlpatterns = [
     path("people/<str:username>/reset-password/", people.ResetPasswordView.as_view()),
     path("people/<str:username>/reset-second-factor/", people.ResetSecondFactorView.as_view()),
     path("people/<str:username>/address/", people.ChangeAddressView.as_view()),
+    path("people/<str:username>/remove/", people.RemovePersonView.as_view()),
     path("people/<str:username>/stop-work/", people.StopWorkView.as_view()),
     path("teams/", own.TeamListView.as_view()),
     path("projects/", own.ProjectListView.as_view()),

@@ -6,74 +6,165 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('portal', '0015_session_generations'),
-        ('scheduler', '0032_run_cpu_and_memory'),
+        ("portal", "0015_session_generations"),
+        ("scheduler", "0032_run_cpu_and_memory"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='IdentityProvider',
+            name="IdentityProvider",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('slug', models.SlugField(help_text='part of the callback address; never changes', max_length=40, unique=True)),
-                ('name', models.CharField(help_text='label of the button on the sign-in page', max_length=80)),
-                ('issuer', models.CharField(max_length=300)),
-                ('client_id', models.CharField(max_length=200)),
-                ('encrypted_secret', models.TextField()),
-                ('scopes', models.CharField(default='openid profile email', max_length=200)),
-                ('username_claim', models.CharField(default='preferred_username', max_length=80)),
-                ('ca_certificates', models.TextField(blank=True, default='', help_text="PEM certificates that are trusted in addition to the system's")),
-                ('active', models.BooleanField(default=True, help_text='people can sign in with it')),
-                ('creates_accounts', models.BooleanField(default=True, help_text='a person who signs in for the first time gets an account')),
-                ('created_at', models.DateTimeField()),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "slug",
+                    models.SlugField(
+                        help_text="part of the callback address; never changes", max_length=40, unique=True
+                    ),
+                ),
+                (
+                    "name",
+                    models.CharField(help_text="label of the button on the sign-in page", max_length=80),
+                ),
+                ("issuer", models.CharField(max_length=300)),
+                ("client_id", models.CharField(max_length=200)),
+                ("encrypted_secret", models.TextField()),
+                ("scopes", models.CharField(default="openid profile email", max_length=200)),
+                ("username_claim", models.CharField(default="preferred_username", max_length=80)),
+                (
+                    "ca_certificates",
+                    models.TextField(
+                        blank=True,
+                        default="",
+                        help_text="PEM certificates that are trusted in addition to the system's",
+                    ),
+                ),
+                ("active", models.BooleanField(default=True, help_text="people can sign in with it")),
+                (
+                    "creates_accounts",
+                    models.BooleanField(
+                        default=True, help_text="a person who signs in for the first time gets an account"
+                    ),
+                ),
+                ("created_at", models.DateTimeField()),
             ],
         ),
         migrations.AddField(
-            model_name='organisation',
-            name='local_sign_in',
-            field=models.BooleanField(default=True, help_text='people can sign in with a password of this installation'),
+            model_name="organisation",
+            name="local_sign_in",
+            field=models.BooleanField(
+                default=True, help_text="people can sign in with a password of this installation"
+            ),
         ),
         migrations.CreateModel(
-            name='BreakGlassLink',
+            name="BreakGlassLink",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('code_hash', models.CharField(max_length=64, unique=True)),
-                ('created_at', models.DateTimeField()),
-                ('expires_at', models.DateTimeField()),
-                ('used_at', models.DateTimeField(blank=True, null=True)),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("code_hash", models.CharField(max_length=64, unique=True)),
+                ("created_at", models.DateTimeField()),
+                ("expires_at", models.DateTimeField()),
+                ("used_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='ClaimGrant',
+            name="ClaimGrant",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('provider', models.CharField(max_length=40)),
-                ('role', models.CharField(blank=True, default='', max_length=8)),
-                ('created_at', models.DateTimeField()),
-                ('team', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='scheduler.team')),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='claim_grants', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("provider", models.CharField(max_length=40)),
+                ("role", models.CharField(blank=True, default="", max_length=8)),
+                ("created_at", models.DateTimeField()),
+                (
+                    "team",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="scheduler.team",
+                    ),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="claim_grants",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.UniqueConstraint(condition=models.Q(('role', '')), fields=('user', 'provider', 'team'), name='one_grant_of_a_team'), models.UniqueConstraint(condition=models.Q(('role', ''), _negated=True), fields=('user', 'provider', 'role'), name='one_grant_of_a_role')],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("role", "")),
+                        fields=("user", "provider", "team"),
+                        name="one_grant_of_a_team",
+                    ),
+                    models.UniqueConstraint(
+                        condition=models.Q(("role", ""), _negated=True),
+                        fields=("user", "provider", "role"),
+                        name="one_grant_of_a_role",
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
-            name='ClaimRule',
+            name="ClaimRule",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('provider', models.CharField(max_length=40)),
-                ('claim', models.CharField(max_length=80)),
-                ('value', models.CharField(max_length=200)),
-                ('lead', models.BooleanField(default=False, help_text='the membership has the role lead')),
-                ('role', models.CharField(blank=True, default='', max_length=8)),
-                ('created_at', models.DateTimeField()),
-                ('team', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='scheduler.team')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("provider", models.CharField(max_length=40)),
+                ("claim", models.CharField(max_length=80)),
+                ("value", models.CharField(max_length=200)),
+                ("lead", models.BooleanField(default=False, help_text="the membership has the role lead")),
+                ("role", models.CharField(blank=True, default="", max_length=8)),
+                ("created_at", models.DateTimeField()),
+                (
+                    "team",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="scheduler.team",
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('lead', False), ('team', None), models.Q(('role', ''), _negated=True)), models.Q(('role', ''), ('team__isnull', False)), _connector='OR'), name='a_claim_rule_grants_a_team_or_a_role')],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("lead", False), ("team", None), models.Q(("role", ""), _negated=True)),
+                            models.Q(("role", ""), ("team__isnull", False)),
+                            _connector="OR",
+                        ),
+                        name="a_claim_rule_grants_a_team_or_a_role",
+                    )
+                ],
             },
         ),
     ]

@@ -12,7 +12,9 @@ from scheduler.models import Team
 class IdentityProvider(models.Model):
     """An OpenID Connect provider of the organisation. Its client secret is stored encrypted."""
 
-    slug = models.SlugField(max_length=40, unique=True, help_text="part of the callback address; never changes")
+    slug = models.SlugField(
+        max_length=40, unique=True, help_text="part of the callback address; never changes"
+    )
     name = models.CharField(max_length=80, help_text="label of the button on the sign-in page")
     issuer = models.CharField(max_length=300)
     client_id = models.CharField(max_length=200)

@@ -26,7 +26,7 @@ REFUSED_SIGN_INS = {
     "answer_of_another_issuer": "The answer came from another provider than {name}. Start again.",
     "cancelled": "The sign-in with {name} was cancelled.",
     "provider_error": "{name} refused the sign-in: {problem}.",
-    "code_refused": "{name} refused the code of this sign-in, because it was used or is too old. Start again.",
+    "code_refused": "{name} refused the code of this sign-in: it was used or is too old. Start again.",
     "token_missing": "The answer of {name} has no ID token.",
     "token_not_valid": "The ID token of {name} is not valid.",
     "key_unknown": "The ID token of {name} is signed with a key that {name} does not publish.",
@@ -39,7 +39,9 @@ REFUSED_SIGN_INS = {
     ),
     "subject_differs": "{name} sent the details of another person.",
     "claim_missing": "{name} does not say your {claim}, which a new account needs. Ask an operator.",
-    "claim_invalid": "{name} says that your {claim} is {value}, which an account cannot have. Ask an operator.",
+    "claim_invalid": (
+        "{name} says that your {claim} is {value}, which an account cannot have. Ask an operator."
+    ),
     "accounts_not_created": "You have no account, and {name} makes no accounts. Ask an operator.",
     "username_taken": (
         "The user name {value} belongs to another account. If it is yours, sign in with its password and "
@@ -62,7 +64,9 @@ TEST_PASSED = "{name} answers, and its {count} keys are usable."
 CONNECTED = "{name} is connected to your account."
 DISCONNECTED = "{name} is not connected to your account any more."
 
-ISSUER_INVALID = "issuer is {given}; allowed: https://HOST[:PORT][/PATH], exactly as the provider names itself."
+ISSUER_INVALID = (
+    "issuer is {given}; allowed: https://HOST[:PORT][/PATH], exactly as the provider names itself."
+)
 CERTIFICATES_INVALID = "ca_certificates has no PEM certificate; allowed: PEM certificates, or nothing."
 SCOPES_INVALID = "scopes is {given}; allowed: words with spaces between them, one of which is openid."
 SLUG_RESERVED = "slug is {given}; allowed: another word, because the environment uses this one."

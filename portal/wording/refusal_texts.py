@@ -271,9 +271,8 @@ REFUSALS: dict[str, Sentence] = {
         "that is on. An operator first connects an identity under Preferences, Ways to sign in."
     ),
     "last_identity": (
-        "{name} could not sign in any more; first connect another identity, or ask an operator for a password."
+        "{name} could not sign in any more; first connect another identity, or ask for a password."
     ),
-    "organisation_is_missing": "This portal is not set up yet; do the first run.",
     "accounts_exist": "This portal has accounts already; sign in instead.",
     "person_is_not_a_member": "{name} is not in {team}.",
     "token_is_revoked": "The token {name} is revoked already.",

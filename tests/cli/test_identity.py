@@ -63,9 +63,7 @@ def test_people_list_and_disconnect_their_own_identities(
 ) -> None:
     person = served_world.vision.member
     mine = SocialAccount.objects.create(user=person, provider="corp", uid="1", extra_data={})
-    other = SocialAccount.objects.create(
-        user=served_world.stranger, provider="corp", uid="2", extra_data={}
-    )
+    other = SocialAccount.objects.create(user=served_world.stranger, provider="corp", uid="2", extra_data={})
     sign_in(person)
     listed = json.loads(gpupool("identity", "mine", "--json").out)["results"]
     assert [each["subject"] for each in listed] == ["1"]

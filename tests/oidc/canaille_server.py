@@ -1,8 +1,9 @@
 """Serve Canaille, an OpenID Connect server, for the tests. Runs in the environment ``.gpupool/canaille``.
 
-The first line of standard input is a JSON object with ``certificate`` and ``key`` (paths; empty: http), ``people``,
-``clients`` and ``clock_offset`` (seconds by which the clock of the server is wrong). The server prints its address,
-and then carries out each further line, such as {"person": "ada", "groups": []}, and prints ``done``.
+The first line of standard input is a JSON object with ``certificate`` and ``key`` (paths; empty: http),
+``people``, ``clients`` and ``clock_offset`` (seconds by which the clock of the server is wrong). The server
+prints its address. It then carries out each further line, such as {"person": "ada", "groups": []}, and prints
+``done``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def serve() -> None:
     """Start the server, print its address, and carry out the orders of standard input."""
     logging.disable(logging.CRITICAL)
     tls = (ORDERS["certificate"], ORDERS["key"]) if ORDERS["certificate"] else None
-    server = make_server("127.0.0.1", 0, lambda environ, start: app(environ, start), threaded=True, ssl_context=tls)
+    server = make_server(
+        "127.0.0.1", 0, lambda environ, start: app(environ, start), threaded=True, ssl_context=tls
+    )
     address = f"127.0.0.1:{server.server_port}"
     app = create_app(
         {
@@ -44,7 +47,9 @@ def serve() -> None:
                 "FORCE_HTTPS": False,
                 "ENABLE_PASSWORD_COMPROMISSION_CHECK": False,
             },
-            "CANAILLE_OIDC": {"ACTIVE_JWKS": [RSAKey.generate_key(2048, auto_kid=True).as_dict(private=True)]},
+            "CANAILLE_OIDC": {
+                "ACTIVE_JWKS": [RSAKey.generate_key(2048, auto_kid=True).as_dict(private=True)]
+            },
         }
     )
     with app.app_context():

@@ -86,7 +86,7 @@ def canaille(
                 "client_id": CLIENT_ID,
                 "client_name": "gpupool",
                 "client_secret": SECRET,
-                "client_uri": "http://127.0.0.1",  # trusted by the server, so that it does not ask for consent
+                "client_uri": "http://127.0.0.1",  # trusted, so that the server does not ask for consent
                 "redirect_uris": [callback_url(SLUG)],
                 "grant_types": ["authorization_code"],
                 "response_types": ["code"],

@@ -101,10 +101,16 @@ class SmallProvider:
             return 401, {"error": "invalid_client"}
         now = int(time.time())
         claims = {"iss": self.issuer, "aud": CLIENT_ID, "iat": now, "exp": now + 300, "nonce": known["nonce"]}
-        answer = {"access_token": "x", "token_type": "Bearer", "id_token": self.sign({**claims, **self.claims})}
+        answer = {
+            "access_token": "x",
+            "token_type": "Bearer",
+            "id_token": self.sign({**claims, **self.claims}),
+        }
         return 200, self.token_answer(answer)
 
-    def answer(self, browser: Client, slug: str = "corp", process: str = "login", **changes: str) -> HttpResponse:
+    def answer(
+        self, browser: Client, slug: str = "corp", process: str = "login", **changes: str
+    ) -> HttpResponse:
         """Sign in with this provider in a browser, and return the portal's answer to the code."""
         return browser.get(self.callback(browser, slug, process, **changes))  # type: ignore[return-value]
 
@@ -135,7 +141,9 @@ def authorization_request(browser: Client, slug: str, process: str = "login") ->
 def small_provider() -> Iterator[SmallProvider]:
     """Serve a small provider while the context is open."""
     provider = SmallProvider()
-    thread = threading.Thread(target=provider.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread = threading.Thread(
+        target=provider.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
     thread.start()
     try:
         yield provider

@@ -66,7 +66,9 @@ class ProviderView(ApiView):
 
 class ProviderRemoveView(ApiView):
     @extend_schema(
-        operation_id="identity_providers_remove", request=AccountReasonWish, responses=shapes.SignInSettingsShape
+        operation_id="identity_providers_remove",
+        request=AccountReasonWish,
+        responses=shapes.SignInSettingsShape,
     )
     def post(self, request: Request, slug: str) -> Response:
         """Remove an identity provider with its rules and connections. Accounts stay. For operators."""
@@ -79,9 +81,7 @@ class ProviderRemoveView(ApiView):
 
 
 class ProviderTestView(ApiView):
-    @extend_schema(
-        operation_id="identity_providers_test", request=None, responses=shapes.ConnectionTestShape
-    )
+    @extend_schema(operation_id="identity_providers_test", request=None, responses=shapes.ConnectionTestShape)
     def post(self, request: Request, slug: str) -> Response:
         """Fetch the discovery document and the keys of a provider. For operators."""
         found = providers.run_connection_test(**self.service_context, slug=slug)

@@ -39,7 +39,7 @@ def preview_team_removal(*, actor: User, team: Team, now: datetime) -> RemovalEf
 
 
 def remove_team(*, actor: User, team: Team, now: datetime, why: str = "", via: str = "web") -> Team:
-    """Remove a team. Its memberships, quotas and rules about claims end, and its projects close. Its history stays.
+    """Remove a team. Its memberships, quotas and rules end, and its projects close. Its history stays.
 
     Raises Invalid, NotAllowed. Raises OperationRejected while the team owns a pool or has work or
     reservations.

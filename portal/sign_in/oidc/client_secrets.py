@@ -1,7 +1,7 @@
 """Encrypt the client secrets of identity providers before they are stored.
 
-The key is derived from the secret key of the installation, which is not in the database. After a change of the
-secret key, operators enter the client secrets again.
+The key is derived from the secret key of the installation, which is not in the database. After a change of
+the secret key, operators enter the client secrets again.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ ENVIRONMENT_SLUG = "environment"  # no provider of the database may have this sl
 
 @dataclass(frozen=True)
 class ProviderSettings:
-    """The settings of one provider. ``encrypted_secret`` is empty if the secret comes from the environment."""
+    """The settings of one provider. The environment gives a plain secret, the database an encrypted one."""
 
     slug: str
     name: str

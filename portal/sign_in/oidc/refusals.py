@@ -8,7 +8,7 @@ from portal.wording.identity_texts import REFUSED_SIGN_INS
 
 
 class SignInRefused(ProviderException):  # type: ignore[misc]
-    """A sign-in that is refused. ``message`` is the sentence for the person, ``code`` is for the audit log."""
+    """A sign-in that is refused. ``message`` is the sentence for the person, ``code`` is for the audit."""
 
     def __init__(self, code: str, **numbers: str) -> None:
         self.code = code

@@ -35,6 +35,7 @@ def too_many_passwords(seconds: int) -> str:
     count, unit = (-(-seconds // 60), "minute") if seconds > 90 else (seconds, "second")
     return TOO_MANY_PASSWORDS.format(wait=f"{count} {unit}{'' if count == 1 else 's'}")
 
+
 LOCAL_SIGN_IN_LABEL = "People can sign in with a password of this portal"
 ISSUER_HELP = "An https URL, exactly as the provider names itself."
 SECRET_HELP = "Stored encrypted and never shown. Empty: the stored one stays."

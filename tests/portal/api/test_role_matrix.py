@@ -94,6 +94,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "people/{username}/reset-password/"): ({}, ACCOUNT),
     ("POST", "people/{username}/reset-second-factor/"): ({}, ACCOUNT),
     ("POST", "people/{username}/address/"): ({"email": "new@example.org"}, ACCOUNT),
+    ("POST", "people/{username}/remove/"): ({}, ACCOUNT),
     ("POST", "people/{username}/stop-work/"): ({}, ACCOUNT),
     ("GET", "identity/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
     # 409 for the operator: nobody could sign in any more.

@@ -122,7 +122,9 @@ def test_auditors_see_the_settings_and_change_nothing(world: World, operator: Cl
     for name, args in (("sign-in-settings", []), ("claim-rules", []), ("identity-provider", ["corp"])):
         page = auditor.get(reverse(name, args=args))
         assert page.status_code == 200 and "New provider" not in page.content.decode(), name
-        assert auditor.post(reverse(name, args=args), {"action": "remove", "allowed": "on"}).status_code == 403
+        assert (
+            auditor.post(reverse(name, args=args), {"action": "remove", "allowed": "on"}).status_code == 403
+        )
     assert IdentityProvider.objects.exists()
 
 

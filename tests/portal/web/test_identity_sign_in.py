@@ -73,7 +73,11 @@ def test_a_new_person_gets_an_account_and_returns_to_it(provider: SmallProvider)
     assert provider.answer(browser).status_code == 302
     assert signed_in_as(browser) == "ada"
     person = User.objects.get(username="ada")
-    assert (person.email, person.first_name, person.has_usable_password()) == ("ada@example.org", "Ada L", False)
+    assert (person.email, person.first_name, person.has_usable_password()) == (
+        "ada@example.org",
+        "Ada L",
+        False,
+    )
     assert not (person.operator or person.finance or person.auditor)
     again = Client()
     provider.claims["preferred_username"] = "renamed"
@@ -84,7 +88,9 @@ def test_a_new_person_gets_an_account_and_returns_to_it(provider: SmallProvider)
     assert AuditEvent.objects.filter(verb="sign_in").latest("pk").after["method"] == "corp"
 
 
-def test_a_sign_in_has_state_nonce_and_a_code_challenge_and_sends_the_verifier(provider: SmallProvider) -> None:
+def test_a_sign_in_has_state_nonce_and_a_code_challenge_and_sends_the_verifier(
+    provider: SmallProvider,
+) -> None:
     browser = Client()
     wanted = authorization_request(browser, "corp")
     assert wanted["code_challenge_method"] == "S256" and len(wanted["nonce"]) >= 20 and wanted["state"]
@@ -125,12 +131,18 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "unsigned": ({"sign": unsigned}, "The ID token of Corp is not valid."),
     "issuer of the token": ({"claims": {**ADA, "iss": "https://evil.example"}}, "was not issued by Corp"),
     "audience": ({"claims": {**ADA, "aud": "other"}}, "was issued for another program"),
-    "expired": ({"claims": {**ADA, "exp": int(time.time()) - HOUR}}, "The clocks differ by more than 60 seconds"),
+    "expired": (
+        {"claims": {**ADA, "exp": int(time.time()) - HOUR}},
+        "The clocks differ by more than 60 seconds",
+    ),
     "issued later": (
         {"claims": {**ADA, "iat": int(time.time()) + HOUR, "exp": int(time.time()) + 2 * HOUR}},
         "The clocks differ by more than 60 seconds",
     ),
-    "issuer of the discovery": ({"discovery": {"issuer": "https://evil.example"}}, "names itself https://evil"),
+    "issuer of the discovery": (
+        {"discovery": {"issuer": "https://evil.example"}},
+        "names itself https://evil",
+    ),
     "shared key": ({"sign": shared_key}, "The ID token of Corp is not valid."),
     "unknown key": ({"sign": unknown_key}, "a key that Corp does not publish"),
     "authorized party": ({"claims": {**ADA, "azp": "other"}}, "was issued for another program"),
@@ -260,7 +272,9 @@ def test_a_person_connects_their_account_and_disconnects_it(world: World, provid
     assert stranger.post(reverse("own-identities"), {"identity": row.pk}).status_code == 404
     browser.post(reverse("own-identities"), {"identity": row.pk})
     assert not SocialAccount.objects.exists()
-    assert {"connect_identity", "disconnect_identity"} <= set(AuditEvent.objects.values_list("verb", flat=True))
+    assert {"connect_identity", "disconnect_identity"} <= set(
+        AuditEvent.objects.values_list("verb", flat=True)
+    )
 
 
 def test_the_last_way_to_sign_in_cannot_be_disconnected(provider: SmallProvider) -> None:

@@ -25,9 +25,7 @@ def new_break_glass_link(user: User, now: datetime) -> str:
     expires_at = now + timedelta(minutes=BREAK_GLASS_MINUTES)
     with transaction.atomic():
         BreakGlassLink.objects.filter(user=user, used_at=None).delete()
-        BreakGlassLink.objects.create(
-            user=user, code_hash=_hash(code), created_at=now, expires_at=expires_at
-        )
+        BreakGlassLink.objects.create(user=user, code_hash=_hash(code), created_at=now, expires_at=expires_at)
         audit.record(
             actor=None,
             via="program",

@@ -209,7 +209,13 @@ def set_local_sign_in(
         organisation.refresh_from_db()
         reject_if_nobody_can_sign_in("")
         audit.record_change(
-            target=organisation, before=before, actor=actor, via=via, now=now, verb="set_local_sign_in", why=why
+            target=organisation,
+            before=before,
+            actor=actor,
+            via=via,
+            now=now,
+            verb="set_local_sign_in",
+            why=why,
         )
     return organisation
 
@@ -229,7 +235,9 @@ def run_connection_test(*, actor: User, slug: str, now: datetime, via: str = "we
     except SignInRefused as refusal:
         return ConnectionTest(False, refusal.message)
     text = identity_texts.TEST_PASSED.format(name=provider.name, count=len(keys))
-    return ConnectionTest(True, text, tuple(sorted({algorithm for key in keys for algorithm in key.algorithms})))
+    return ConnectionTest(
+        True, text, tuple(sorted({algorithm for key in keys for algorithm in key.algorithms}))
+    )
 
 
 def checked_provider(checks: InputChecks, field: str, slug: Any) -> ProviderSettings:

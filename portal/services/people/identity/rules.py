@@ -138,7 +138,9 @@ def preview_rules(
     if add is not None:
         kept.append(checked_rule(checks, now=now, **add))
     checks.done()
-    seen = SocialAccount.objects.filter(user__is_active=True).select_related("user").order_by("user__username")
+    seen = (
+        SocialAccount.objects.filter(user__is_active=True).select_related("user").order_by("user__username")
+    )
     found = [_change_of(each.user, each.provider, each.extra_data, kept) for each in seen]
     return RulesEffect(len({each.user_id for each in seen}), [each for each in found if not each.is_empty])
 
@@ -262,20 +264,22 @@ def _granted(claims: Claims, rules: Iterable[ClaimRule]) -> _Granted:
 def _change_of(user: User, provider: str, claims: Claims, rules: Sequence[ClaimRule]) -> RightsChange:
     """Return the difference between the present rights of a person and what the rules grant."""
     granted = _granted(claims, [rule for rule in rules if rule.provider == provider])
-    present = dict(Membership.objects.filter(user=user).values_list("team_id", "role"))
+    memberships = Membership.objects.filter(user=user, team__removed_at=None)
+    present = dict(memberships.values_list("team_id", "role"))
     own, others = _grants(user, provider)
     slugs = dict(Team.objects.filter(pk__in={*granted.teams, *present}).values_list("pk", "slug"))
     change = RightsChange(user.username)
     for team, role in sorted(granted.teams.items()):
         if present.get(team) != role:
             change.joins[slugs[team]] = role
+    shared_teams = {grant.team_id for grant in others}
+    shared_roles = {grant.role for grant in others}
     for grant in own:
-        if grant.team_id is not None and grant.team_id not in granted.teams:
-            if grant.team_id in present and not any(grant.team_id == each.team_id for each in others):
-                change.leaves.append(slugs.get(grant.team_id, ""))
-        elif grant.role and grant.role not in granted.roles and getattr(user, grant.role):
-            if not any(grant.role == each.role for each in others):
+        if grant.role:
+            if grant.role not in granted.roles | shared_roles and getattr(user, grant.role):
                 change.loses.append(grant.role)
+        elif grant.team_id in present and grant.team_id not in {*granted.teams, *shared_teams}:
+            change.leaves.append(slugs[grant.team_id])
     remaining = {name for name in ROLES if getattr(user, name)} - set(change.loses)
     for role in sorted(granted.roles - remaining):
         if role == "auditor" and remaining - {"auditor"} or role != "auditor" and "auditor" in remaining:
@@ -291,7 +295,9 @@ def _change_of(user: User, provider: str, claims: Claims, rules: Sequence[ClaimR
 def _grants(user: User, provider: str) -> tuple[list[ClaimGrant], list[ClaimGrant]]:
     """Return the grants of a person from this provider, and those from others."""
     rows = list(ClaimGrant.objects.filter(user=user).order_by("pk"))
-    return [row for row in rows if row.provider == provider], [row for row in rows if row.provider != provider]
+    return [row for row in rows if row.provider == provider], [
+        row for row in rows if row.provider != provider
+    ]
 
 
 def _is_last_operator(user: User) -> bool:
@@ -302,9 +308,7 @@ def _is_last_operator(user: User) -> bool:
     return False
 
 
-def _apply_teams(
-    user: User, provider: str, granted: _Granted, change: RightsChange, now: datetime
-) -> None:
+def _apply_teams(user: User, provider: str, granted: _Granted, change: RightsChange, now: datetime) -> None:
     for team, role in granted.teams.items():
         Membership.objects.update_or_create(
             user=user,
@@ -320,9 +324,7 @@ def _apply_teams(
     stale.exclude(team_id__in=granted.teams).delete()
 
 
-def _apply_roles(
-    user: User, provider: str, granted: _Granted, change: RightsChange, now: datetime
-) -> None:
+def _apply_roles(user: User, provider: str, granted: _Granted, change: RightsChange, now: datetime) -> None:
     flags = {**dict.fromkeys(change.gains, True), **dict.fromkeys(change.loses, False)}
     if flags:
         User.objects.filter(pk=user.pk).update(**flags)

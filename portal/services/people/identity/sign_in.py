@@ -68,9 +68,7 @@ def connect_identity(
         apply_rules(user=actor, provider=provider.slug, claims=account.extra_data, now=now)
 
 
-def disconnect_identity(
-    *, actor: User, account: SocialAccount, now: datetime, via: str = "web"
-) -> None:
+def disconnect_identity(*, actor: User, account: SocialAccount, now: datetime, via: str = "web") -> None:
     """Disconnect an identity from the account of the actor. Rights that rules gave stay.
 
     Raises NotAllowed. Raises OperationRejected if the person, or every operator, could not sign in any more.

@@ -36,9 +36,7 @@ def break_glass(request: HttpRequest, code: str) -> HttpResponse:
             text=BREAK_GLASS_INVALID,
             now=now,
         )
-        return render(
-            request, "account/sign_in_refused.html", {"message": BREAK_GLASS_INVALID}, status=403
-        )
+        return render(request, "account/sign_in_refused.html", {"message": BREAK_GLASS_INVALID}, status=403)
     record_authentication(request, user, "break glass")
     answer: HttpResponse = perform_login(request, user, email_verification="none")
     return answer

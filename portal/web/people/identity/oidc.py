@@ -1,7 +1,7 @@
 """Carry out the steps of a sign-in with an OpenID Connect provider, on top of django-allauth.
 
-allauth keeps the state and the code verifier (PKCE) in the session, and signs the person in. This module adds a
-nonce, checks the issuer of each answer (RFC 9207), and verifies the signature of each ID token.
+allauth keeps the state and the code verifier (PKCE) in the session, and signs the person in. This module adds
+a nonce, checks the issuer of each answer (RFC 9207), and verifies the signature of each ID token.
 """
 
 from __future__ import annotations
@@ -144,9 +144,7 @@ class PortalOidcAdapter(OpenIDConnectOAuth2Adapter):  # type: ignore[misc]
     def get_callback_url(self, request: HttpRequest, app: SocialApp) -> str:
         return callback_url(self.portal_settings.slug)
 
-    def complete_login(
-        self, request: HttpRequest, app: SocialApp, token: Any, **kwargs: Any
-    ) -> SocialLogin:
+    def complete_login(self, request: HttpRequest, app: SocialApp, token: Any, **kwargs: Any) -> SocialLogin:
         """Verify the ID token, add the claims of the userinfo endpoint, and return the sign-in.
 
         If an operator tests the provider, keep the claims in the session, change no account, and redirect to

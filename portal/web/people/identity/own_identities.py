@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allauth.socialaccount.models import SocialAccount
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
@@ -22,13 +22,15 @@ from portal.wording import identity_texts
 
 
 @sign_in_required
-def own_identities(request: HttpRequest) -> HttpResponse:
+def own_identities(request: HttpRequest) -> HttpResponseBase:
     """List the connected identities, with a button for each provider. On POST, disconnect one."""
     user = current_user(request)
     if request.method == "POST":
         key = posted_key(request, "identity")
         rows = SocialAccount.objects.filter(user=user)
-        account = get_visible_or_404(rows, "identity", pk=int(key) if key.isascii() and key.isdecimal() else 0)
+        account = get_visible_or_404(
+            rows, "identity", pk=int(key) if key.isascii() and key.isdecimal() else 0
+        )
         return run_and_redirect(
             request,
             lambda: disconnect_identity(actor=user, account=account, now=timezone.now()),
@@ -38,8 +40,8 @@ def own_identities(request: HttpRequest) -> HttpResponse:
     found = connected(user)
     context = {
         "identities": found,
-        "providers": [each for each in active_providers() if each.slug not in {row.provider for row in found}],
+        "providers": [
+            each for each in active_providers() if each.slug not in {row.provider for row in found}
+        ],
     }
     return render(request, "organisation/identity/own.html", context)
-
-

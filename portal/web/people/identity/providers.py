@@ -108,7 +108,9 @@ def identity_provider(request: HttpRequest, slug: str) -> HttpResponse:
     test = None
     form = ProviderForm(
         request.POST if action == "save" else None,
-        initial={name: getattr(provider, name) for name in ProviderForm.base_fields if name in PROVIDER_FIELDS},
+        initial={
+            name: getattr(provider, name) for name in ProviderForm.base_fields if name in PROVIDER_FIELDS
+        },
     )
     given: dict[str, Any] = {"actor": user, "now": timezone.now()}
     if action == "test":
