@@ -24,8 +24,8 @@ from portal.sign_in.attempts import account_counter, accounts_of_login, counters
 from portal.sign_in.client import client_address, client_of
 from portal.sign_in.device_cookie import remember_device
 from portal.sign_in.own_session import keep_own_session
-from portal.wording import account_texts, identity_texts
-from portal.wording.pages import people_pages
+from portal.wording import account_texts
+from portal.wording.pages import identity_pages, people_pages
 
 # Verb in the audit log for each change of a second factor. The key is the template of the mail about it.
 SECOND_FACTOR_CHANGES: dict[str, accounts.SecondFactorChange] = {
@@ -61,7 +61,7 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         Also raises ValidationError if sign-in by password is turned off.
         """
         if not local_sign_in_allowed():
-            raise ValidationError(identity_texts.LOCAL_SIGN_IN_OFF, code="local_sign_in_off")
+            raise ValidationError(identity_pages.LOCAL_SIGN_IN_OFF, code="local_sign_in_off")
         login = str(credentials.get("username") or credentials.get("email") or "")
         self._accounts = accounts_of_login(login)
         self._counters = counters_of_attempt(request, login, self._accounts)

@@ -21,7 +21,7 @@ from portal.sign_in.oidc.providers import active_providers, find_provider
 from portal.sign_in.oidc.refusals import SignInRefused
 from portal.sign_in.own_session import keep_own_session
 from portal.web.people.identity.oidc import app_of
-from portal.wording import identity_texts
+from portal.wording.pages import identity_pages
 
 
 class PortalSocialAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
@@ -56,7 +56,7 @@ class PortalSocialAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
             connect_identity(actor=request.user, provider=provider, account=account, now=now)
             request.user.refresh_from_db()
             keep_own_session(request, request.user)
-            messages.success(request, identity_texts.CONNECTED.format(name=provider.name))
+            messages.success(request, identity_pages.CONNECTED.format(name=provider.name))
             raise ImmediateHttpResponse(redirect("own-identities"))
         sociallogin.user = account_of(provider=provider, account=account, now=now)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from django.db import connection
 
-from portal.models import Organisation
+from portal.models import BreakGlassLink, Organisation
 from scheduler.models import Pool
 from telemetry.models import CostCentre, HealthRule, Retention, UnusualSpend
 
@@ -21,6 +21,15 @@ def lock_organisation() -> Organisation | None:
     The lock prevents concurrent changes of the operators.
     """
     return Organisation.objects.select_for_update(no_key=True).filter(pk=1).first()
+
+
+def lock_break_glass_link(code_hash: str) -> BreakGlassLink | None:
+    """Lock and return the link with this hash; None if there is none. Call it inside a transaction.
+
+    The lock keeps a link from being used twice.
+    """
+    rows = BreakGlassLink.objects.select_for_update(of=("self",)).select_related("user")
+    return rows.filter(code_hash=code_hash).first()
 
 
 def lock_health_rule(code: str) -> HealthRule | None:

@@ -56,6 +56,10 @@ WRITERS = {
     "Approval": ("portal/services/",),
     "AuditEvent": ("portal/services/",),
     "SetupCode": ("portal/services/people/setup_code.py",),
+    "IdentityProvider": ("portal/services/people/identity/providers.py",),
+    "ClaimRule": ("portal/services/people/identity/rules.py",),
+    "ClaimGrant": ("portal/services/people/identity/rules.py",),
+    "BreakGlassLink": ("portal/services/people/identity/break_glass.py",),
     "TokenAddress": ("portal/services/people/sign_ins.py",),
 }
 # This module may create rows of every model: it writes the demo's simulated past directly as history.

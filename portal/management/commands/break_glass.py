@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from portal.models import User
 from portal.services.people.identity.break_glass import is_operator, new_break_glass_link, operator_names
-from portal.wording.identity_texts import BREAK_GLASS_REFUSED
+from portal.wording.pages.identity_pages import BREAK_GLASS_REFUSED
 
 
 class Command(BaseCommand):

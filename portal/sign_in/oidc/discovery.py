@@ -11,6 +11,7 @@ import jwt
 from portal.sign_in.oidc.providers import ProviderSettings
 from portal.sign_in.oidc.refusals import SignInRefused
 from portal.sign_in.oidc.transport import request_json
+from portal.wording.pages.identity_pages import ENDPOINT_INVALID, STATUS_UNEXPECTED
 
 DISCOVERY_PATH = "/.well-known/openid-configuration"
 ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
@@ -41,7 +42,9 @@ def fetch_discovery(provider: ProviderSettings) -> dict[str, Any]:
     url = provider.issuer.rstrip("/") + DISCOVERY_PATH
     status, found = request_json(provider, "GET", url)
     if status != 200 or not isinstance(found, dict):
-        raise SignInRefused("discovery_invalid", name=provider.name, problem=f"{url} answers {status}")
+        raise SignInRefused(
+            "discovery_invalid", name=provider.name, problem=STATUS_UNEXPECTED.format(url=url, status=status)
+        )
     if found.get("issuer") != provider.issuer:
         given = str(found.get("issuer"))[:200]
         raise SignInRefused("issuer_differs", name=provider.name, given=given, expected=provider.issuer)
@@ -49,7 +52,7 @@ def fetch_discovery(provider: ProviderSettings) -> dict[str, Any]:
         if name in OPTIONAL_ENDPOINTS and name not in found:
             continue
         if not is_safe_url(found.get(name)):
-            problem = f"{name} is {str(found.get(name))[:200]}; allowed: an https URL"
+            problem = ENDPOINT_INVALID.format(name=name, given=str(found.get(name))[:200])
             raise SignInRefused("discovery_invalid", name=provider.name, problem=problem)
     # By the specification, a provider without this member supports HTTP Basic only.
     methods = found.get("token_endpoint_auth_methods_supported")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allauth.socialaccount.providers.base import ProviderException
 
-from portal.wording.identity_texts import REFUSED_SIGN_INS
+from portal.wording.pages.identity_pages import REFUSED_SIGN_INS
 
 
 class SignInRefused(ProviderException):  # type: ignore[misc]

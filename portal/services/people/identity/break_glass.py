@@ -10,10 +10,11 @@ from django.conf import settings
 from django.db import transaction
 from django.urls import reverse
 
+from portal import locks
 from portal.models import BreakGlassLink, User
 from portal.services import audit
 from portal.sign_in.client import ClientDetails
-from portal.wording.identity_texts import BREAK_GLASS_MINUTES
+from portal.wording.pages.identity_pages import BREAK_GLASS_MINUTES
 
 
 def new_break_glass_link(user: User, now: datetime) -> str:
@@ -40,7 +41,7 @@ def new_break_glass_link(user: User, now: datetime) -> str:
 def use_break_glass_link(code: str, client: ClientDetails, now: datetime) -> User | None:
     """Return the operator of a link, which then ends. Return None if the link is not valid."""
     with transaction.atomic():
-        link = BreakGlassLink.objects.select_for_update().filter(code_hash=_hash(code)).first()
+        link = locks.lock_break_glass_link(_hash(code))
         if link is None or link.used_at is not None or link.expires_at <= now or not is_operator(link.user):
             return None
         BreakGlassLink.objects.filter(pk=link.pk).update(used_at=now)

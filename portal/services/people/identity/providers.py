@@ -24,7 +24,7 @@ from portal.sign_in.oidc.providers import (
     find_provider,
 )
 from portal.sign_in.oidc.refusals import SignInRefused
-from portal.wording import identity_texts
+from portal.wording.pages import identity_pages
 from scheduler.core.rejection import OperationRejected
 
 AUDITED = (
@@ -92,7 +92,7 @@ def create_provider(
             "slug", slug, re.compile(r"[a-z0-9][a-z0-9-]{0,39}"), "up to 40 small letters, digits and -"
         )
         if slug == ENVIRONMENT_SLUG:
-            checks.note("slug", slug, identity_texts.SLUG_RESERVED.format(given=slug))
+            checks.note("slug", slug, identity_pages.SLUG_RESERVED.format(given=slug))
     checks.done()
     try:
         with transaction.atomic():
@@ -234,7 +234,7 @@ def run_connection_test(*, actor: User, slug: str, now: datetime, via: str = "we
         provider.secret  # noqa: B018 - raises if the secret cannot be decrypted
     except SignInRefused as refusal:
         return ConnectionTest(False, refusal.message)
-    text = identity_texts.TEST_PASSED.format(name=provider.name, count=len(keys))
+    text = identity_pages.TEST_PASSED.format(name=provider.name, count=len(keys))
     return ConnectionTest(
         True, text, tuple(sorted({algorithm for key in keys for algorithm in key.algorithms}))
     )
@@ -246,7 +246,7 @@ def checked_provider(checks: InputChecks, field: str, slug: Any) -> ProviderSett
     if found is None:
         allowed = ", ".join(_slugs()) or "nothing, because there is no provider"
         checks.note(
-            field, slug, identity_texts.PROVIDER_UNKNOWN.format(given=ascii(slug)[:60], allowed=allowed)
+            field, slug, identity_pages.PROVIDER_UNKNOWN.format(given=ascii(slug)[:60], allowed=allowed)
         )
         return ProviderSettings("", "", "", "")
     return found
@@ -286,14 +286,14 @@ def _checked(checks: InputChecks, given: dict[str, Any]) -> dict[str, Any]:
 def _checked_issuer(checks: InputChecks, issuer: Any) -> str:
     text = checks.text("issuer", issuer, most=300)
     if text and (not is_safe_url(text) or "?" in text or "#" in text or "@" in text):
-        checks.note("issuer", text, identity_texts.ISSUER_INVALID.format(given=text))
+        checks.note("issuer", text, identity_pages.ISSUER_INVALID.format(given=text))
     return text
 
 
 def _checked_scopes(checks: InputChecks, scopes: Any) -> str:
     text = " ".join(checks.text("scopes", scopes, most=200).split())
     if "openid" not in text.split():
-        checks.note("scopes", text, identity_texts.SCOPES_INVALID.format(given=text))
+        checks.note("scopes", text, identity_pages.SCOPES_INVALID.format(given=text))
     return text
 
 
@@ -303,7 +303,7 @@ def _checked_certificates(checks: InputChecks, certificates: Any) -> str:
         try:
             ssl.create_default_context().load_verify_locations(cadata=text)
         except (ssl.SSLError, ValueError):
-            checks.note("ca_certificates", "", identity_texts.CERTIFICATES_INVALID)
+            checks.note("ca_certificates", "", identity_pages.CERTIFICATES_INVALID)
     return text
 
 

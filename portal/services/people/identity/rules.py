@@ -18,7 +18,7 @@ from portal.services import audit
 from portal.services.people.accounts import ROLES, reject_if_last_operator
 from portal.services.people.identity.providers import CLAIM_PATTERN, checked_provider
 from portal.services.people.sessions import end_sessions_of
-from portal.wording import identity_texts
+from portal.wording.pages import identity_pages
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Team
 
@@ -60,7 +60,7 @@ class RulesEffect:
 
     @property
     def text(self) -> str:
-        return identity_texts.effect_sentence(self.joins, self.leaves, self.people)
+        return identity_pages.effect_sentence(self.joins, self.leaves, self.people)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def preview_rules(
     checks = InputChecks()
     rules = list(ClaimRule.objects.select_related("team"))
     if remove is not None and all(rule.pk != remove for rule in rules):
-        checks.note("remove", remove, identity_texts.RULE_UNKNOWN.format(given=remove))
+        checks.note("remove", remove, identity_pages.RULE_UNKNOWN.format(given=remove))
     kept = [rule for rule in rules if rule.pk != remove]
     if add is not None:
         kept.append(checked_rule(checks, now=now, **add))
@@ -206,14 +206,14 @@ def checked_rule(
     value = checks.text("value", value, most=200)
     lead = checks.flag("lead", lead)
     if bool(team) == bool(role):
-        checks.note("team", str(team), identity_texts.RULE_GRANTS)
+        checks.note("team", str(team), identity_pages.RULE_GRANTS)
     row = Team.objects.filter(slug=team).first() if isinstance(team, str) and "\0" not in team else None
     if team and row is None:
-        checks.note("team", str(team), identity_texts.TEAM_UNKNOWN.format(given=ascii(team)[:60]))
+        checks.note("team", str(team), identity_pages.TEAM_UNKNOWN.format(given=ascii(team)[:60]))
     if role:
         role = checks.choice("role", role, ROLES)
     if lead and not team:
-        checks.note("lead", True, identity_texts.LEAD_NEEDS_TEAM)
+        checks.note("lead", True, identity_pages.LEAD_NEEDS_TEAM)
     return ClaimRule(
         provider=settings.slug, claim=claim, value=value, team=row, role=role or "", lead=lead, created_at=now
     )
@@ -264,32 +264,51 @@ def _granted(claims: Claims, rules: Iterable[ClaimRule]) -> _Granted:
 def _change_of(user: User, provider: str, claims: Claims, rules: Sequence[ClaimRule]) -> RightsChange:
     """Return the difference between the present rights of a person and what the rules grant."""
     granted = _granted(claims, [rule for rule in rules if rule.provider == provider])
+    own, others = _grants(user, provider)
+    change = RightsChange(user.username)
+    _compare_teams(user, granted, own, others, change)
+    _compare_roles(user, granted, own, others, change)
+    return change
+
+
+def _compare_teams(
+    user: User,
+    granted: _Granted,
+    own: Iterable[ClaimGrant],
+    others: Iterable[ClaimGrant],
+    change: RightsChange,
+) -> None:
+    """Enter the teams that the person joins and leaves."""
     memberships = Membership.objects.filter(user=user, team__removed_at=None)
     present = dict(memberships.values_list("team_id", "role"))
-    own, others = _grants(user, provider)
     slugs = dict(Team.objects.filter(pk__in={*granted.teams, *present}).values_list("pk", "slug"))
-    change = RightsChange(user.username)
     for team, role in sorted(granted.teams.items()):
         if present.get(team) != role:
             change.joins[slugs[team]] = role
-    shared_teams = {grant.team_id for grant in others}
-    shared_roles = {grant.role for grant in others}
-    for grant in own:
-        if grant.role:
-            if grant.role not in granted.roles | shared_roles and getattr(user, grant.role):
-                change.loses.append(grant.role)
-        elif grant.team_id in present and grant.team_id not in {*granted.teams, *shared_teams}:
-            change.leaves.append(slugs[grant.team_id])
-    remaining = {name for name in ROLES if getattr(user, name)} - set(change.loses)
-    for role in sorted(granted.roles - remaining):
-        if role == "auditor" and remaining - {"auditor"} or role != "auditor" and "auditor" in remaining:
-            change.kept.append(role)
-        else:
-            change.gains.append(role)
+    kept = {*granted.teams, *(grant.team_id for grant in others)}
+    change.leaves = [
+        slugs[grant.team_id] for grant in own if grant.team_id in present and grant.team_id not in kept
+    ]
+
+
+def _compare_roles(
+    user: User,
+    granted: _Granted,
+    own: Iterable[ClaimGrant],
+    others: Iterable[ClaimGrant],
+    change: RightsChange,
+) -> None:
+    """Enter the roles that the person gains and loses, and those that cannot change."""
+    present = {name for name in ROLES if getattr(user, name)}
+    kept = granted.roles | {grant.role for grant in others}
+    change.loses = [grant.role for grant in own if grant.role in present and grant.role not in kept]
     if "operator" in change.loses and _is_last_operator(user):
         change.loses.remove("operator")
         change.kept.append("operator")
-    return change
+    remaining = present - set(change.loses)
+    for role in sorted(granted.roles - remaining):
+        clashes = remaining - {"auditor"} if role == "auditor" else remaining & {"auditor"}
+        (change.kept if clashes else change.gains).append(role)
 
 
 def _grants(user: User, provider: str) -> tuple[list[ClaimGrant], list[ClaimGrant]]:

@@ -13,7 +13,7 @@ from django.views.decorators.cache import never_cache
 from portal.services.people import sign_ins
 from portal.services.people.identity.break_glass import use_break_glass_link
 from portal.sign_in.client import client_of
-from portal.wording.identity_texts import BREAK_GLASS_INVALID
+from portal.wording.pages.identity_pages import BREAK_GLASS_INVALID
 
 
 @login_not_required

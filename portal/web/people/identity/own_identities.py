@@ -18,7 +18,7 @@ from portal.web.page.access import (
     run_and_redirect,
     sign_in_required,
 )
-from portal.wording import identity_texts
+from portal.wording.pages import identity_pages
 
 
 @sign_in_required
@@ -34,7 +34,7 @@ def own_identities(request: HttpRequest) -> HttpResponseBase:
         return run_and_redirect(
             request,
             lambda: disconnect_identity(actor=user, account=account, now=timezone.now()),
-            done=identity_texts.DISCONNECTED.format(name=account.provider),
+            done=identity_pages.DISCONNECTED.format(name=account.provider),
             to=reverse("own-identities"),
         )
     found = connected(user)

@@ -17,11 +17,22 @@ from portal.reads.people.identity import claim_rules
 from portal.services.people.identity import providers as verbs
 from portal.services.people.identity.rules import preview_for_claims
 from portal.services.people.identity.sign_in import local_sign_in_allowed
-from portal.sign_in.oidc.providers import all_providers, find_provider
+from portal.sign_in.oidc.providers import ProviderSettings, all_providers, find_provider
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.web.people.identity.oidc import TEST_CLAIMS_KEY, callback_url
 from portal.wording.pages import people_pages
+
+PROVIDER_FIELDS = (
+    "name",
+    "issuer",
+    "client_id",
+    "scopes",
+    "username_claim",
+    "ca_certificates",
+    "active",
+    "creates_accounts",
+)
 
 
 class LocalSignInForm(ServiceForm):
@@ -98,54 +109,54 @@ def new_provider(request: HttpRequest) -> HttpResponse:
 @sign_in_required
 def identity_provider(request: HttpRequest, slug: str) -> HttpResponse:
     """Show, change, remove or test a provider. A provider of the environment can only be tested."""
-    user = current_user(request)
+    user, now = current_user(request), timezone.now()
     policy.require(user, "identity.change" if request.method == "POST" else "identity.see")
     provider = find_provider(slug, also_inactive=True)
     if provider is None:
         raise Http404
-    row = IdentityProvider.objects.filter(slug=slug).first()
     action = request.POST.get("action", "") if request.method == "POST" else ""
-    test = None
-    form = ProviderForm(
-        request.POST if action == "save" else None,
-        initial={
-            name: getattr(provider, name) for name in ProviderForm.base_fields if name in PROVIDER_FIELDS
-        },
-    )
-    given: dict[str, Any] = {"actor": user, "now": timezone.now()}
-    if action == "test":
-        test = verbs.run_connection_test(slug=slug, **given)
-    elif action == "save" and row is not None and form.is_valid():
-        if form.carry_out(verbs.change_provider, provider=row, **given, **form.cleaned_data) is not None:
-            messages.success(request, "Saved.")
-            return redirect("identity-provider", slug)
-    elif action == "remove" and row is not None:
-        form = ProviderForm({**form.initial, "why": request.POST.get("why", "")})
-        form.is_valid()
-        form.carry_out(verbs.remove_provider, provider=row, why=form.cleaned_data["why"], **given)
-        if not form.errors:
-            messages.success(request, people_pages.PROVIDER_REMOVED.format(name=provider.name))
-            return redirect("sign-in-settings")
+    form = _provider_form(request, provider, action)
+    row = IdentityProvider.objects.filter(slug=slug).first()
+    if action in ("save", "remove") and row is not None:
+        done_at = _carry_out(request, form, action, row, {"actor": user, "now": now})
+        if done_at is not None:
+            return redirect(*done_at)
     context = {
         "form": form,
         "provider": provider,
-        "test": test,
+        "test": verbs.run_connection_test(actor=user, now=now, slug=slug) if action == "test" else None,
         "callback": callback_url(slug),
         "may_change": policy.may(user, "identity.change"),
     }
     return render(request, "organisation/identity/provider.html", context, status=400 if form.errors else 200)
 
 
-PROVIDER_FIELDS = (
-    "name",
-    "issuer",
-    "client_id",
-    "scopes",
-    "username_claim",
-    "ca_certificates",
-    "active",
-    "creates_accounts",
-)
+def _provider_form(request: HttpRequest, provider: ProviderSettings, action: str) -> ProviderForm:
+    """Return the form with the posted values, or with the present ones. A removal posts only a reason."""
+    present = {name: getattr(provider, name) for name in PROVIDER_FIELDS}
+    if action == "save":
+        return ProviderForm(request.POST, initial=present)
+    if action == "remove":
+        return ProviderForm({**present, "why": request.POST.get("why", "")}, initial=present)
+    return ProviderForm(initial=present)
+
+
+def _carry_out(
+    request: HttpRequest, form: ProviderForm, action: str, row: IdentityProvider, given: dict[str, Any]
+) -> tuple[str, ...] | None:
+    """Save or remove a provider. Return the page that follows, or None if the form has errors."""
+    if not form.is_valid():
+        return None
+    if action == "save":
+        form.carry_out(verbs.change_provider, provider=row, **given, **form.cleaned_data)
+        text, page = "Saved.", ("identity-provider", row.slug)
+    else:
+        form.carry_out(verbs.remove_provider, provider=row, why=form.cleaned_data["why"], **given)
+        text, page = people_pages.PROVIDER_REMOVED.format(name=row.name), ("sign-in-settings",)
+    if form.errors:
+        return None
+    messages.success(request, text)
+    return page
 
 
 @sign_in_required

@@ -56,6 +56,8 @@ REFUSED_SIGN_INS = {
     "not_allowed": "Only an operator may test an identity provider.",
 }
 
+ENDPOINT_INVALID = "{name} is {given}; allowed: an https URL"
+STATUS_UNEXPECTED = "{url} answers with status {status}"
 LOCAL_SIGN_IN_OFF = "Passwords are turned off. Sign in with one of the buttons."
 BREAK_GLASS_MINUTES = 15
 BREAK_GLASS_INVALID = "This link was used, is too old, or never existed. Print a new one with break_glass."
