@@ -19,11 +19,12 @@ from portal.redis_state.access_revocation import publish_session_ended
 from portal.redis_state.sign_in_attempts import CountedAttempt, count_attempt, forget_attempt
 from portal.services.people import accounts, password_links, sign_ins
 from portal.services.people.account_effects import tokens_in_force
+from portal.services.people.identity.sign_in import local_sign_in_allowed
 from portal.sign_in.attempts import account_counter, accounts_of_login, counters_of_attempt
 from portal.sign_in.client import client_address, client_of
 from portal.sign_in.device_cookie import remember_device
 from portal.sign_in.own_session import keep_own_session
-from portal.wording.pages import people_pages
+from portal.wording.pages import identity_pages, people_pages
 from portal.wording.people import account_texts
 
 # Verb in the audit log for each change of a second factor. The key is the template of the mail about it.
@@ -55,7 +56,12 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
     # -- attempts to sign in
 
     def pre_authenticate(self, request: HttpRequest, **credentials: Any) -> None:
-        """Count the attempt before the password is checked. Raises ValidationError if it comes too early."""
+        """Count the attempt before the password is checked. Raises ValidationError if it comes too early.
+
+        Also raises ValidationError if sign-in by password is turned off.
+        """
+        if not local_sign_in_allowed():
+            raise ValidationError(identity_pages.LOCAL_SIGN_IN_OFF, code="local_sign_in_off")
         login = str(credentials.get("username") or credentials.get("email") or "")
         self._accounts = accounts_of_login(login)
         self._counters = counters_of_attempt(request, login, self._accounts)
@@ -95,7 +101,7 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
     def post_login(self, request: HttpRequest, user: User, **kwargs: Any) -> HttpResponse:
         """Record the sign-in, and remember that the person has signed in with this browser."""
         steps = get_authentication_records(request, user)
-        method = ", ".join(dict.fromkeys(str(step.get("type") or step["method"]) for step in steps))
+        method = ", ".join(dict.fromkeys(_step_name(step) for step in steps))
         sign_ins.record_sign_in(user=user, client=client_of(request), method=method, now=timezone.now())
         response: HttpResponse = super().post_login(request, user, **kwargs)
         remember_device(request, response, user)
@@ -170,6 +176,11 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         super().send_mail(template_prefix, email, {**own, "current_site": PortalSite()})
 
 
+def _step_name(step: dict[str, Any]) -> str:
+    """Return the name of one step of a sign-in: a provider, or a kind of second factor, or the method."""
+    return str(step.get("provider") or step.get("type") or step["method"])
+
+
 class PortalSite:
     """The name of the portal, in the form in which templates of mails expect a site."""
 
@@ -181,6 +192,11 @@ def _on_portal(url: Any) -> str:
     """Return the URL with the scheme and the host name of the portal."""
     portal, parts = urlsplit(settings.GPUPOOL_PORTAL_URL), urlsplit(str(url))
     return urlunsplit((portal.scheme, portal.netloc, parts.path, parts.query, parts.fragment))
+
+
+def provider_pages_disabled(request: HttpRequest, page: str = "") -> HttpResponse:
+    """Answer 404 instead of allauth's pages about connected accounts, which would not record changes."""
+    raise Http404("The page Ways to sign in connects identities.")
 
 
 def email_page_disabled(request: HttpRequest) -> HttpResponse:

@@ -90,6 +90,7 @@ class EnvironmentSettings:
     api_docs: str
     line_length: str
     trusted_proxies: tuple[IpNetwork, ...]
+    oidc: Mapping[str, str]
 
     @property
     def secure(self) -> bool:
@@ -164,6 +165,7 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
         trusted_proxies=_networks(
             variables, "GPUPOOL_TRUSTED_PROXIES", "127.0.0.1,::1" if environment == "production" else "none"
         ),
+        oidc=_oidc(variables),
     )
 
 
@@ -382,6 +384,27 @@ def _networks(variables: Mapping[str, str], name: str, default: str) -> tuple[Ip
         return tuple(ipaddress.ip_network(part.strip()) for part in text.split(","))
 
     return _parse_setting(name, value, allowed, parse)
+
+
+def _oidc(variables: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the identity provider of the environment; empty if GPUPOOL_OIDC_ISSUER is not set."""
+    issuer = variables.get("GPUPOOL_OIDC_ISSUER", "").strip()
+    if not issuer:
+        return {}
+    parts = urlsplit(issuer)
+    is_local = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if not (parts.scheme == "https" or is_local) or not parts.hostname or parts.query or parts.fragment:
+        allowed = "https://HOST[:PORT][/PATH], exactly as the provider names itself"
+        raise InvalidSettingError("GPUPOOL_OIDC_ISSUER", issuer[:300], allowed)
+    return {
+        "issuer": issuer,
+        "name": variables.get("GPUPOOL_OIDC_NAME", "").strip() or "Single sign-on",
+        "client_id": _required(variables, "GPUPOOL_OIDC_CLIENT_ID", "the id of the portal at the provider"),
+        "secret": _required(
+            variables, "GPUPOOL_OIDC_CLIENT_SECRET", "the secret of the portal at the provider"
+        ),
+        "scopes": variables.get("GPUPOOL_OIDC_SCOPES", "").strip() or "openid profile email",
+    }
 
 
 def _email(variables: Mapping[str, str]) -> Mapping[str, Any]:

@@ -42,6 +42,7 @@ GPUPOOL_LOG_DAYS = ENVIRONMENT.log_days
 GPUPOOL_STATEMENT_KEY = ENVIRONMENT.statement_key
 GPUPOOL_LINE_LENGTH = ENVIRONMENT.line_length
 GPUPOOL_TRUSTED_PROXIES = ENVIRONMENT.trusted_proxies
+GPUPOOL_OIDC = ENVIRONMENT.oidc
 REDIS_URL = ENVIRONMENT.redis_url
 # Path of the Celery application. Lower packages send tasks to it, but may not import config.
 GPUPOOL_TASK_QUEUE = "config.celery.app"
@@ -58,6 +59,8 @@ INSTALLED_APPS = [
     "allauth",
     "allauth.account",
     "allauth.mfa",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
@@ -156,6 +159,9 @@ if IS_TEST:
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "/"
 ACCOUNT_ADAPTER = "config.account_adapter.LocalAccountAdapter"
+SOCIALACCOUNT_ADAPTER = "config.social_adapter.PortalSocialAdapter"
+SOCIALACCOUNT_EMAIL_VERIFICATION = "none"
+SOCIALACCOUNT_REQUESTS_TIMEOUT = 5
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[gpupool] "
 ACCOUNT_FORMS = {
     "login": "portal.web.people.sign_in_form.SignInForm",
@@ -171,7 +177,7 @@ ACCOUNT_PREVENT_ENUMERATION = True
 # portal/redis_state/sign_in_attempts.py limits passwords. These limits are about codes of second factors, and
 # apply to people whose password was right.
 ACCOUNT_RATE_LIMITS = {"login": "", "login_failed": "5/5m/key"}
-# One-time links for new passwords are valid so long. portal/wording/account_texts.py says so.
+# One-time links for new passwords are valid so long. portal.wording.people.account_texts.py says so.
 PASSWORD_RESET_TIMEOUT = 3 * 24 * 3600
 MFA_FORMS = {
     "authenticate": "portal.web.people.sign_in_form.SecondFactorForm",

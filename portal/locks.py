@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from django.db import connection
 
-from portal.models import ApiToken, AuditProgress, Organisation
+from portal.models import ApiToken, AuditProgress, BreakGlassLink, Organisation
 from scheduler.models import Pool
 from telemetry.models import CostCentre, HealthRule, Retention, UnusualSpend
 
@@ -30,6 +30,15 @@ def lock_audit_progress() -> AuditProgress:
     The lock keeps two processes from making the same seal.
     """
     return AuditProgress.objects.select_for_update(no_key=True).get_or_create(pk=1)[0]
+
+
+def lock_break_glass_link(code_hash: str) -> BreakGlassLink | None:
+    """Lock and return the link with this hash; None if there is none. Call it inside a transaction.
+
+    The lock keeps a link from being used twice.
+    """
+    rows = BreakGlassLink.objects.select_for_update(of=("self",)).select_related("user")
+    return rows.filter(code_hash=code_hash).first()
 
 
 def lock_health_rule(code: str) -> HealthRule | None:

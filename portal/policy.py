@@ -289,6 +289,8 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     "team.create": (changes_things & is_operator, permission_problems.TEAM_CREATE),
     "user.change": (changes_things & is_operator, permission_problems.USER_CHANGE),
     "security.change": (changes_things & is_operator, permission_problems.SECURITY_CHANGE),
+    "identity.see": (is_active & (is_operator | is_auditor), permission_problems.IDENTITY_SEE),
+    "identity.change": (changes_things & is_operator, permission_problems.IDENTITY_CHANGE),
     "template.change": (changes_things & is_operator, permission_problems.TEMPLATE_CHANGE),
     "health_rule.change": (
         changes_things & is_operator,

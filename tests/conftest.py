@@ -17,7 +17,7 @@ import pytest
 from django.test import TransactionTestCase
 from pytest_django.plugin import DjangoDbBlocker
 
-from tools.paths import find_program
+from tools.paths import CANAILLE_VENV, find_program
 
 NOW = dt.datetime(2026, 3, 18, 10, 0, tzinfo=dt.UTC)  # a Wednesday morning, not near a clock change
 
@@ -67,6 +67,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, package in EXAMPLES_NEED.items()
         if not any(EXAMPLES.glob(f"lib/python*/site-packages/{package}/__init__.py"))
     }
+    if not any(CANAILLE_VENV.glob("lib/python*/site-packages/canaille/__init__.py")):
+        missing["canaille"] = "Canaille in .gpupool/canaille (tests/oidc/requirements.txt)"
     for item in items:
         for mark, label in missing.items():
             if item.get_closest_marker(mark):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tools.console import RunError, run_quietly, say, timed_step
-from tools.paths import EXAMPLES_VENV, PROMETHEUS, PYTHON, ROOT, STATE, VENV, find_program
+from tools.paths import CANAILLE_VENV, EXAMPLES_VENV, PROMETHEUS, PYTHON, ROOT, STATE, VENV, find_program
 
 TEST_PROGRAMS = {
     "bubblewrap": ("bwrap",),
@@ -25,6 +25,7 @@ TEST_PROGRAMS = {
 }
 PROMETHEUS_PROGRAMS = ("prometheus", "promtool")
 EXAMPLES_REQUIREMENTS = ROOT / "examples" / "requirements.txt"
+CANAILLE_REQUIREMENTS = ROOT / "tests" / "oidc" / "requirements.txt"
 
 
 def ensure_environment(with_tests: bool = False, quiet: bool = False) -> None:
@@ -188,6 +189,30 @@ def ensure_test_programs() -> None:
     if os.environ.get("CI", "").lower() == "true":
         raise RunError(f"in CI nothing may be skipped, but {' and '.join(missing)} is missing: {line}")
     say(f"  Tests that need {' and '.join(missing)} will be skipped. To run them: {line}")
+
+
+def ensure_canaille() -> None:
+    """Install Canaille, the OpenID Connect server of the long tests, into ``.gpupool/canaille``.
+
+    If the installation fails, say so: the tests are then reported as not run. In CI, raise RunError instead.
+    """
+    mark = CANAILLE_VENV / ".requirements.sha256"
+    digest = _digest(CANAILLE_REQUIREMENTS)
+    python = CANAILLE_VENV / "bin" / "python"
+    with _exclusive("canaille"):
+        if mark.exists() and mark.read_text() == digest and python.exists():
+            return
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        try:
+            with timed_step("environment of the OpenID Connect server made"):
+                run_quietly([str(PYTHON), "-m", "venv", "--clear", str(CANAILLE_VENV)])
+                run_quietly([*pip, "-r", str(CANAILLE_REQUIREMENTS)])
+        except RunError as problem:
+            if os.environ.get("CI", "").lower() == "true":
+                raise RunError(f"in CI nothing may be skipped, but Canaille is missing: {problem}") from None
+            say("  Tests that need Canaille will be skipped: its packages cannot be installed")
+            return
+        mark.write_text(digest)
 
 
 def _ensure_prometheus() -> bool:

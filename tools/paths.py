@@ -11,6 +11,7 @@ VENV = STATE / "venv"
 PYTHON = VENV / "bin" / "python"
 EXAMPLES_VENV = STATE / "torch"
 PROMETHEUS = STATE / "prometheus"
+CANAILLE_VENV = STATE / "canaille"  # the OpenID Connect server of the tests
 
 
 def find_program(name: str) -> str | None:

@@ -17,7 +17,12 @@ from typing import IO
 
 from tools.changed_tests import changed_files, choose_tests
 from tools.console import say
-from tools.environment import ensure_environment, ensure_examples_environment, ensure_test_programs
+from tools.environment import (
+    ensure_canaille,
+    ensure_environment,
+    ensure_examples_environment,
+    ensure_test_programs,
+)
 from tools.paths import PYTHON, ROOT
 from tools.processes import be_interrupted_with_parent, interrupt
 from tools.throw_away import throw_away_stores
@@ -119,6 +124,7 @@ def test_verb(arguments: list[str]) -> int:
         return _run_changed(external, chosen)
     if "--long" in flags:
         ensure_test_programs()
+        ensure_canaille()
         ensure_examples_environment()
         return _run_parts(LONG_PARTS, external, chosen)
     if chosen:

@@ -39,13 +39,24 @@ from portal.api.money import (
 )
 from portal.api.money import views as money
 from portal.api.people import accounts as people
+from portal.api.people import identity, security_settings, service_accounts
 from portal.api.people import removal as own_removal
-from portal.api.people import security_settings, service_accounts
 from portal.api.people import views as own
 from portal.api.work import right_sizing, run_use, views
 
 urlpatterns = [
     path("me/", own.MeView.as_view()),
+    path("identity/", identity.SignInSettingsView.as_view()),
+    path("identity/local-sign-in/", identity.LocalSignInView.as_view()),
+    path("identity/providers/", identity.ProviderListView.as_view()),
+    path("identity/providers/<slug:slug>/", identity.ProviderView.as_view()),
+    path("identity/providers/<slug:slug>/remove/", identity.ProviderRemoveView.as_view()),
+    path("identity/providers/<slug:slug>/test/", identity.ProviderTestView.as_view()),
+    path("identity/rules/", identity.RuleListView.as_view()),
+    path("identity/rules/preview/", identity.RulesPreviewView.as_view()),
+    path("identity/rules/<int:id>/remove/", identity.RuleRemoveView.as_view()),
+    path("me/identities/", identity.OwnIdentitiesView.as_view()),
+    path("me/identities/<int:id>/disconnect/", identity.DisconnectIdentityView.as_view()),
     path("people/", people.PersonListView.as_view()),
     path("people/<str:username>/", people.PersonView.as_view()),
     path("people/<str:username>/tokens/", people.PersonTokensView.as_view()),
@@ -58,6 +69,7 @@ urlpatterns = [
     path("people/<str:username>/reset-password/", people.ResetPasswordView.as_view()),
     path("people/<str:username>/reset-second-factor/", people.ResetSecondFactorView.as_view()),
     path("people/<str:username>/address/", people.ChangeAddressView.as_view()),
+    path("people/<str:username>/remove/", people.RemovePersonView.as_view()),
     path("people/<str:username>/stop-work/", people.StopWorkView.as_view()),
     path("teams/", own.TeamListView.as_view()),
     path("projects/", own.ProjectListView.as_view()),

@@ -36,6 +36,9 @@ class Organisation(models.Model):
         default=None,
         help_text="nobody decides their own request; null: where there are two operators",
     )
+    local_sign_in = models.BooleanField(
+        default=True, help_text="people can sign in with a password of this installation"
+    )
     simulated_history_until = models.DateTimeField(null=True, blank=True)
     history_progress = models.JSONField(
         null=True, blank=True, help_text="progress of loading the simulated history: done, total, text"

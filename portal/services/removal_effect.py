@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from portal.models import Submission, SubmissionState
+from portal.models import Submission, SubmissionState, User
 from portal.wording import removal_texts
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.rejection import OperationRejected
@@ -61,14 +61,14 @@ def refusal_of(check: Callable[[], None]) -> dict[str, Any]:
     return {}
 
 
-def waiting_submissions(**of: Pool | Team) -> list[Submission]:
-    """Return the submissions of a pool or a team that wait for approval, oldest first."""
+def waiting_submissions(**of: Pool | Team | User) -> list[Submission]:
+    """Return the submissions of a pool, a team or an author that wait for approval, oldest first."""
     rows = Submission.objects.filter(state=SubmissionState.WAITING, **of)
     return list(rows.select_related("author", "team").order_by("created_at", "pk"))
 
 
-def withdraw_submissions(**of: Pool | Team) -> set[str]:
-    """Withdraw the waiting submissions of a pool or a team. Return the user names of their authors.
+def withdraw_submissions(**of: Pool | Team | User) -> set[str]:
+    """Withdraw the waiting submissions of a pool, a team or an author. Return the names of their authors.
 
     Call this function before and after the removal of the pool or team. The first call avoids a deadlock: an
     approval locks first the submission and then the pool, and the removal locks the pool. The second call

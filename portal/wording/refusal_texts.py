@@ -271,6 +271,14 @@ REFUSALS: dict[str, Sentence] = {
     "price_factor_exists": "valid_from is {valid_from}; {subject} has a factor from that time already.",
     # people
     "last_operator": "{name} is the last operator; make somebody else one first.",
+    "identity_provider_exists": "slug is {slug}; a provider with that slug exists already.",
+    "no_operator_could_sign_in": (
+        "Then no operator could sign in: passwords would be off, and no operator is connected to a provider "
+        "that is on. An operator first connects an identity under Preferences, Ways to sign in."
+    ),
+    "last_identity": (
+        "{name} could not sign in any more; first connect another identity, or ask for a password."
+    ),
     "accounts_exist": "This portal has accounts already; sign in instead.",
     "person_is_not_a_member": "{name} is not in {team}.",
     "service_account_has_one_team": (

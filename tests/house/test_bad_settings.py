@@ -91,6 +91,8 @@ def test_valid_settings_are_read_with_types() -> None:
         ("GPUPOOL_TRUSTED_PROXIES", "proxy.example.org"),
         ("GPUPOOL_TRUSTED_PROXIES", "127.0.0.1,"),
         ("GPUPOOL_TRUSTED_PROXIES", "10.0.0.1/8"),
+        ("GPUPOOL_OIDC_ISSUER", "http://id.example.org"),
+        ("GPUPOOL_OIDC_ISSUER", "https://id.example.org?x=1"),
         ("GPUPOOL_LOG_LEVEL", "loud"),
         ("GPUPOOL_LOG_FORMAT", "xml"),
         ("GPUPOOL_EMAIL_URL", "pigeon://loft"),

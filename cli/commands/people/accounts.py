@@ -167,6 +167,16 @@ def stop_work(session: CliSession, username: str, preview: bool, **fields: Any) 
     _change(session, username, ("stop-work", "stop-work"), preview, fields, "All work of {} is stopped.")
 
 
+@command(person, "remove")
+@click.argument("username")
+@click.option("--stop-work/--keep-work", default=True, help="Whether to stop work and cancel reservations.")
+@REASON_OPTION
+@PREVIEW_OPTION
+def remove_person(session: CliSession, username: str, preview: bool, **fields: Any) -> None:
+    """Remove a person who has left: close the account, end roles and teams, and stop the work."""
+    _change(session, username, ("remove-person", "remove"), preview, fields, "{} is removed.")
+
+
 def _change(
     session: CliSession,
     username: str,

@@ -48,6 +48,12 @@ class RolesWish(ProtectWish):
     auditor = serializers.BooleanField(required=False)
 
 
+class RemovePersonWish(AccountReasonWish):
+    stop_work = serializers.BooleanField(
+        required=False, help_text="stop the work and cancel the reservations; default true"
+    )
+
+
 class AddressWish(ProtectWish):
     email = serializers.CharField(max_length=254)
 

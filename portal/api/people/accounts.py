@@ -18,7 +18,7 @@ from portal.api.base.views import ApiView
 from portal.api.people import account_shapes as shapes
 from portal.models import User
 from portal.reads.people.organisation import people
-from portal.services.people import account_security, accounts
+from portal.services.people import account_security, accounts, person_removal
 from portal.services.people.account_effects import preview_account_change
 from portal.services.people.password_links import password_link
 from portal.sign_in.own_session import keep_own_session
@@ -162,6 +162,16 @@ class ChangeAddressView(_AccountChangeView):
         """Change the e-mail address of a person. For operators."""
         body = self.validated_body(shapes.AddressWish)
         return self.person_response(account_security.change_address, username, body)
+
+
+class RemovePersonView(_AccountChangeView):
+    @extend_schema(
+        operation_id="people_remove", request=shapes.RemovePersonWish, responses=shapes.PersonShape
+    )
+    def post(self, request: Request, username: str) -> Response:
+        """Close an account, end its roles and teams, and by default stop its work. For operators."""
+        body = self.validated_body(shapes.RemovePersonWish)
+        return self.person_response(person_removal.remove_person, username, body)
 
 
 class StopWorkView(_AccountChangeView):

@@ -18,6 +18,8 @@ from portal.wording.people import account_texts
 from scheduler.models import Workload
 from scheduler.state.states import WorkloadState
 
+CLOSING_VERBS = ("close_account", "remove_person")
+
 
 @dataclass(frozen=True)
 class AccountEffect:
@@ -46,7 +48,7 @@ class AccountEffect:
     @property
     def work_text(self) -> str:
         """Return what happens to the work of the person."""
-        stops = self.verb == "stop_work"
+        stops = self.verb in ("stop_work", "remove_person")
         return account_texts.work_sentence(len(self.running), len(self.waiting), stops)
 
 
@@ -68,7 +70,7 @@ def preview_account_change(*, actor: User, user: User, verb: str, now: datetime)
         ).count(),
         tokens=list(tokens_in_force(user, now)),
         second_factor=Authenticator.objects.filter(user=user).exists(),
-        **(refusal_of(lambda: reject_if_last_operator(user, stays=False)) if verb == "close_account" else {}),
+        **(refusal_of(lambda: reject_if_last_operator(user, stays=False)) if verb in CLOSING_VERBS else {}),
     )
 
 

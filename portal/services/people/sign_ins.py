@@ -50,6 +50,14 @@ def record_failed_sign_in(
             _record(target, "delay_sign_in", client, now, method=method, seconds=delay)
 
 
+def record_refused_identity(
+    *, account: User | None, client: ClientDetails, provider: str, code: str, text: str, now: datetime
+) -> None:
+    """Record a sign-in with an identity provider that was refused. ``account`` is the person, if known."""
+    for target in [account] if account else Organisation.objects.all():
+        _record(target, "refuse_identity", client, now, method=provider, code=code, text=text)
+
+
 def record_early_attempt(*, accounts: Sequence[User], client: ClientDetails, seconds: int) -> None:
     """Log an attempt during a delay. The audit log has the start of the delay only."""
     names = [user.username for user in accounts]

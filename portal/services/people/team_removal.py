@@ -8,7 +8,7 @@ from django.db import transaction
 
 from portal import policy
 from portal.input_checks import checked_reason
-from portal.models import Membership, User
+from portal.models import ClaimGrant, ClaimRule, Membership, User
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
 from portal.services.people.service_accounts import close_service_accounts
@@ -40,7 +40,7 @@ def preview_team_removal(*, actor: User, team: Team, now: datetime) -> RemovalEf
 
 
 def remove_team(*, actor: User, team: Team, now: datetime, why: str = "", via: str = "web") -> Team:
-    """Remove a team. Its memberships and quotas end, and its projects and service accounts close.
+    """Remove a team. Its memberships, quotas and rules end. Its projects and service accounts close.
 
     Its history stays. Raises Invalid, NotAllowed. Raises OperationRejected while the team owns a pool or has
     work or reservations.
@@ -54,6 +54,8 @@ def remove_team(*, actor: User, team: Team, now: datetime, why: str = "", via: s
         authors |= withdraw_submissions(team=team)
         close_service_accounts(team, now)
         Membership.objects.filter(team=team).delete()
+        ClaimRule.objects.filter(team=team).delete()
+        ClaimGrant.objects.filter(team=team).delete()
         publish_rights_changed()
         audit.record(
             actor=actor,

@@ -69,6 +69,7 @@ def organisation_settings(request: HttpRequest) -> HttpResponse:
         "may_change": may_change,
         "organisation_row": organisation,
         "may_see_recordings": policy.may(request.user, "recording.see"),
+        "may_see_identity": policy.may(request.user, "identity.see"),
         "may_see_retention": policy.may(request.user, "retention.see"),
     }
     invalid = form.errors or security.errors

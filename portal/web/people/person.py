@@ -17,7 +17,7 @@ from portal import policy
 from portal.models import User
 from portal.reads.people.accounts import recent_sign_ins
 from portal.reads.people.organisation import people
-from portal.services.people import account_security, accounts
+from portal.services.people import account_security, accounts, person_removal
 from portal.services.people.account_effects import AccountEffect, preview_account_change, tokens_in_force
 from portal.sign_in.own_session import keep_own_session
 from portal.web.page.access import current_user, get_visible_or_404, sign_in_required
@@ -46,6 +46,13 @@ class RolesForm(ProtectAccountForm):
     field_order = ["operator", "finance", "auditor"]
 
 
+class RemovePersonForm(AccountReasonForm):
+    stop_work = forms.BooleanField(
+        required=False, initial=True, label="Stop the work and cancel the reservations"
+    )
+    field_order = ["stop_work"]
+
+
 class TokensForm(AccountReasonForm):
     tokens = forms.TypedMultipleChoiceField(
         coerce=int, required=False, label="Tokens", widget=forms.CheckboxSelectMultiple
@@ -71,6 +78,7 @@ CHANGES: Mapping[str, tuple[type[AccountReasonForm], Callable[..., Any]]] = {
     "reset_password": (ProtectAccountForm, account_security.reset_password),
     "reset_second_factor": (ProtectAccountForm, account_security.reset_second_factor),
     "change_address": (AddressForm, account_security.change_address),
+    "remove_person": (RemovePersonForm, person_removal.remove_person),
     "stop_work": (AccountReasonForm, account_security.stop_work),
 }
 

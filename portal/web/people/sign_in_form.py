@@ -15,7 +15,9 @@ from django.utils import timezone
 from portal.models import User
 from portal.services.people import sign_ins
 from portal.services.people.account_effects import AccountEffect, preview_account_change
+from portal.services.people.identity.sign_in import local_sign_in_allowed
 from portal.sign_in.client import client_of
+from portal.sign_in.oidc.providers import ProviderSettings, active_providers
 from portal.wording.pages import people_pages
 from portal.wording.people import account_texts
 
@@ -30,6 +32,16 @@ class SignInForm(LoginForm):  # type: ignore[misc]
         self.fields["login"].label = people_pages.USER_NAME_LABEL
         for field in self.fields.values():
             field.widget.attrs.pop("placeholder", None)  # the placeholder repeats the label
+
+    @property
+    def providers(self) -> list[ProviderSettings]:
+        """Return the identity providers, each of which has a button on the page."""
+        return active_providers()
+
+    @property
+    def passwords_allowed(self) -> bool:
+        """Return True if the page shows the fields for a password."""
+        return local_sign_in_allowed()
 
 
 class OwnAccountEffect:

@@ -16,6 +16,7 @@ from portal.web.people import (
     tokens,
     workload_templates,
 )
+from portal.web.people.identity import own_identities, providers, rules
 
 urlpatterns = [
     path("teams/", teams.teams, name="teams"),
@@ -30,6 +31,13 @@ urlpatterns = [
     path("notifications/", notifications.notifications, name="notifications"),
     path("preferences/", preferences.preferences, name="preferences"),
     path("audit/", audit.audit, name="audit"),
+    path("ways-to-sign-in/", own_identities.own_identities, name="own-identities"),
+    path("settings/sign-in/", providers.sign_in_settings, name="sign-in-settings"),
+    path("settings/sign-in/new/", providers.new_provider, name="identity-provider-new"),
+    path("settings/sign-in/rules/", rules.claim_rules, name="claim-rules"),
+    path("settings/sign-in/rules/<int:pk>/remove/", rules.claim_rule_remove, name="claim-rule-remove"),
+    path("settings/sign-in/providers/<slug:slug>/", providers.identity_provider, name="identity-provider"),
+    path("settings/sign-in/providers/<slug:slug>/claims/", providers.test_claims, name="identity-claims"),
     path("settings/", organisation_settings.organisation_settings, name="settings"),
     path("templates/", workload_templates.workload_templates, name="templates"),
     path("templates/new/", workload_templates.edit_workload_template, name="template-new"),

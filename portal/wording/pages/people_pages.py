@@ -42,3 +42,13 @@ def too_many_passwords(seconds: int) -> str:
     """Return why an attempt to sign in is refused for now."""
     count, unit = (-(-seconds // 60), "minute") if seconds > 90 else (seconds, "second")
     return TOO_MANY_PASSWORDS.format(wait=f"{count} {unit}{'' if count == 1 else 's'}")
+
+
+LOCAL_SIGN_IN_LABEL = "People can sign in with a password of this portal"
+ISSUER_HELP = "An https URL, exactly as the provider names itself."
+SECRET_HELP = "Stored encrypted and never shown. Empty: the stored one stays."
+CERTIFICATES_HELP = "PEM certificates that are trusted in addition to those of the system."
+PROVIDER_CREATED = "{name} is saved. Test it before people use it."
+PROVIDER_REMOVED = "{name} is removed."
+RULE_ADDED = "The rule is added. It applies to each person at the next sign-in."
+RULE_REMOVED = "The rule is removed. People lose what it gave them at their next sign-in."

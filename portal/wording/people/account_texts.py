@@ -76,6 +76,14 @@ ACCOUNT_VERBS = {
         "Change the address",
         "The e-mail address of {} is changed.",
     ),
+    "remove_person": AccountVerb(
+        "Remove {} from the organisation?",
+        f"{ALL_SESSIONS} All API tokens are revoked, the account is closed, and its roles and teams end. Its "
+        "waiting requests are withdrawn. With the box below, its work is stopped, and its reservations are "
+        "cancelled unless somebody else has work in them. The home, its volumes and its history stay.",
+        "Remove the person",
+        "{} is removed from the organisation.",
+    ),
     "stop_work": AccountVerb(
         "Stop all work of {}?",
         "Running work gets the signal to stop and its grace period, and waiting work leaves the queue. "

@@ -21,6 +21,8 @@ from django.utils import timezone
 from portal.models import Submission, Template
 from portal.services.approvals import submissions
 from portal.services.calendar import recurring_reservations, reservations
+from portal.services.people.identity import providers as identity_providers
+from portal.services.people.identity import rules as identity_rules
 from portal.services.work import launch
 from portal.web import urls
 from scheduler.cycle import engine
@@ -174,6 +176,14 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "preferences": ("GET", ALL),
     "audit": ("GET", ALL),
     "settings": ("GET", ALL),
+    "own-identities": ("GET", ALL),
+    "sign-in-settings": ("GET", SEE_ALL),
+    "identity-provider-new": ("GET", OPERATORS),
+    "identity-provider": ("GET", SEE_ALL),
+    # 404 for the operator: this session has no claims of a test sign-in.
+    "identity-claims": ("GET", (403, 403, 403, 403, 403, 404, 403, 403)),
+    "claim-rules": ("GET", SEE_ALL),
+    "claim-rule-remove": ("GET", OPERATORS),
     "pool": ("GET", POOL),
     "pool-new": ("GET", OPERATORS),
     "pool-remove": ("GET", OPERATORS),
@@ -194,6 +204,17 @@ class SampleObjects:
 
     def __init__(self, world: World) -> None:
         start = world.now + timedelta(days=365)
+        identity_providers.create_provider(
+            actor=world.operator,
+            name="Corp",
+            issuer="https://id.example.org",
+            client_id="x",
+            secret="y",
+            now=world.now,
+        )
+        self.claim_rule = identity_rules.create_rule(
+            actor=world.operator, provider="corp", claim="groups", value="x", team="vision", now=world.now
+        )
         directory("CC-1", since=world.now)
         cost_centre(world.vision, "CC-1", world.now)
         given: dict[str, Any] = {
@@ -274,6 +295,9 @@ class SampleObjects:
             "cost-centre": ["CC-1"],
             "adjustment": ["2199-01-A1"],
             "team": ["vision"],
+            "identity-provider": ["corp"],
+            "identity-claims": ["corp"],
+            "claim-rule-remove": [self.claim_rule.pk],
             "person": [self.job.owner.username],
             "person-change": [self.job.owner.username, "end-sessions"],
             "quota-change": ["vision"],

@@ -1,0 +1,198 @@
+"""Define the commands about identity providers and rules about claims. For operators."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from cli import output
+from cli.session import CliSession, cli, command
+
+REASON_OPTION = click.option("--why", default="", help="The reason; it is stored in the audit log.")
+SECRET_OPTION = click.option(
+    "--secret-file", type=click.File("r"), help="A file with the client secret; - reads standard input."
+)
+CERTIFICATES_OPTION = click.option(
+    "--certificates", type=click.File("r"), help="A file with PEM certificates that are also trusted."
+)
+SCOPES_OPTION = click.option("--scopes", help="Scopes with spaces between them; one of them is openid.")
+CLAIM_OPTION = click.option("--username-claim", help="The claim with the user name of a new person.")
+ACTIVE_OPTION = click.option("--on/--off", "active", default=None, help="Whether people can sign in with it.")
+ACCOUNTS_OPTION = click.option(
+    "--new-accounts/--no-new-accounts",
+    "creates_accounts",
+    default=None,
+    help="Whether a new person gets an account at the first sign-in.",
+)
+
+
+@cli.group()
+def identity() -> None:
+    """Show and set how people sign in: identity providers, and rules about claims."""
+
+
+@command(identity, "show")
+def show_settings(session: CliSession) -> None:
+    """List the providers and the rules, and say whether passwords are on."""
+    found = session.client.get("identity/")
+    if session.json:
+        return output.print_json(found)
+    output.print_line(f"Sign-in by password: {'on' if found['local_sign_in'] else 'off'}.")
+    providers = (
+        (each["slug"], each["name"], each["issuer"], "on" if each["active"] else "off")
+        for each in found["providers"]
+    )
+    output.print_table(("provider", "name", "issuer", "state"), providers, "There is no provider.")
+    rules = (
+        (str(each["id"]), each["provider"], f"{each['claim']}={each['value']}", _granted(each))
+        for each in found["rules"]
+    )
+    return output.print_table(("rule", "provider", "claim", "gives"), rules, "There is no rule.")
+
+
+@command(identity, "add")
+@click.argument("name")
+@click.option("--issuer", required=True, help="An https URL, exactly as the provider names itself.")
+@click.option("--client-id", required=True, help="The id of the portal at the provider.")
+@click.option("--slug", help="Part of the callback address. Omitted: made from the name.")
+@SECRET_OPTION
+@SCOPES_OPTION
+@CLAIM_OPTION
+@CERTIFICATES_OPTION
+@ACTIVE_OPTION
+@ACCOUNTS_OPTION
+@REASON_OPTION
+def add_provider(session: CliSession, **fields: Any) -> None:
+    """Add an identity provider. Test it before people use it."""
+    found = session.client.post("identity/providers/", _body(fields))
+    return output.print_json(found) if session.json else output.print_line(f"{found['slug']} is added.")
+
+
+@command(identity, "set")
+@click.argument("provider")
+@click.option("--name", help="The label of the button on the sign-in page.")
+@click.option("--issuer", help="An https URL, exactly as the provider names itself.")
+@click.option("--client-id", help="The id of the portal at the provider.")
+@SECRET_OPTION
+@SCOPES_OPTION
+@CLAIM_OPTION
+@CERTIFICATES_OPTION
+@ACTIVE_OPTION
+@ACCOUNTS_OPTION
+@REASON_OPTION
+def set_provider(session: CliSession, provider: str, **fields: Any) -> None:
+    """Change an identity provider. Omitted options stay."""
+    found = session.client.put(_path(provider), _body(fields))
+    return output.print_json(found) if session.json else output.print_line(f"{provider} is changed.")
+
+
+@command(identity, "remove")
+@click.argument("provider")
+@REASON_OPTION
+def remove_provider(session: CliSession, provider: str, why: str) -> None:
+    """Remove an identity provider with its rules and connections. Accounts and rights stay."""
+    found = session.client.post(f"{_path(provider)}remove/", {"why": why})
+    return output.print_json(found) if session.json else output.print_line(f"{provider} is removed.")
+
+
+@command(identity, "test")
+@click.argument("provider")
+def run_test(session: CliSession, provider: str) -> None:
+    """Fetch the discovery document and the keys of a provider, and say what is wrong."""
+    found = session.client.post(f"{_path(provider)}test/")
+    if session.json:
+        return output.print_json(found)
+    return output.print_line(f"{'Passed' if found['passed'] else 'Failed'}: {found['text']}")
+
+
+@command(identity, "passwords")
+@click.argument("state", type=click.Choice(["on", "off"]))
+@REASON_OPTION
+def set_passwords(session: CliSession, state: str, why: str) -> None:
+    """Turn sign-in by password on or off."""
+    found = session.client.put("identity/local-sign-in/", {"allowed": state == "on", "why": why})
+    if session.json:
+        return output.print_json(found)
+    return output.print_line(f"Sign-in by password is {state}.")
+
+
+@command(identity, "add-rule")
+@click.argument("provider")
+@click.argument("claim")
+@click.argument("value")
+@click.option("--team", default="", help="The team that people with this claim join.")
+@click.option("--lead", is_flag=True, help="They are leads of the team.")
+@click.option("--role", default="", help="Or: the role in the organisation that they get.")
+@click.option("--preview", is_flag=True, help="Only show the effect. Nothing is changed.")
+@REASON_OPTION
+def add_rule(session: CliSession, preview: bool, why: str, **fields: Any) -> None:
+    """Add a rule: people whose CLAIM has this VALUE get a team or a role at their next sign-in."""
+    if preview:
+        return _print_effect(session, {"add": fields})
+    found = session.client.post("identity/rules/", {**fields, "why": why})
+    return output.print_json(found) if session.json else output.print_line(f"Rule {found['id']} is added.")
+
+
+@command(identity, "remove-rule")
+@click.argument("rule", type=int)
+@click.option("--preview", is_flag=True, help="Only show the effect. Nothing is changed.")
+@REASON_OPTION
+def remove_rule(session: CliSession, rule: int, preview: bool, why: str) -> None:
+    """Remove a rule. People lose what it gave them at their next sign-in."""
+    if preview:
+        return _print_effect(session, {"remove": rule})
+    found = session.client.post(f"identity/rules/{rule}/remove/", {"why": why})
+    return output.print_json(found) if session.json else output.print_line(f"Rule {rule} is removed.")
+
+
+@command(identity, "mine")
+def list_own(session: CliSession) -> None:
+    """List the identities that are connected to your account."""
+    found = session.client.get("me/identities/")
+    if session.json:
+        return output.print_json(found)
+    rows = ((str(each["id"]), each["provider"], each["subject"]) for each in found["results"])
+    return output.print_table(("id", "provider", "subject"), rows, "No identity is connected.")
+
+
+@command(identity, "disconnect")
+@click.argument("identity_id", type=int)
+def disconnect(session: CliSession, identity_id: int) -> None:
+    """Disconnect an identity from your account. Connecting one needs a browser."""
+    found = session.client.post(f"me/identities/{identity_id}/disconnect/")
+    return output.print_json(found) if session.json else output.print_line("It is disconnected.")
+
+
+def _print_effect(session: CliSession, change: dict[str, Any]) -> None:
+    found = session.client.post("identity/rules/preview/", change)
+    if session.json:
+        return output.print_json(found)
+    output.print_line(found["text"])
+    for each in found["changes"]:
+        parts = [f"joins {team} as {role}" for team, role in each["joins"].items()]
+        parts += [f"leaves {team}" for team in each["leaves"]]
+        parts += [f"becomes {role}" for role in each["gains"]]
+        parts += [f"is no longer {role}" for role in each["loses"]]
+        output.print_line(f"{each['username']}: {'; '.join(parts)}")
+    return output.print_line("Nothing is changed. To do it, run the command without --preview.")
+
+
+def _body(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a request: the given options, and the contents of the given files."""
+    secret, certificates = fields.pop("secret_file"), fields.pop("certificates")
+    body = {name: value for name, value in fields.items() if value is not None}
+    if secret is not None:
+        body["secret"] = secret.read().strip()
+    if certificates is not None:
+        body["ca_certificates"] = certificates.read()
+    return body
+
+
+def _granted(rule: dict[str, Any]) -> str:
+    return rule["role"] or f"{rule['team']} ({'lead' if rule['lead'] else 'member'})"
+
+
+def _path(provider: str) -> str:
+    return f"identity/providers/{quote(provider, safe='', errors='replace')}/"

@@ -1,0 +1,90 @@
+"""Define the providers that sign people in, and the rules that turn their claims into teams and roles."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+from portal.models.accounts import User
+from scheduler.models import Team
+
+
+class IdentityProvider(models.Model):
+    """An OpenID Connect provider of the organisation. Its client secret is stored encrypted."""
+
+    slug = models.SlugField(
+        max_length=40, unique=True, help_text="part of the callback address; never changes"
+    )
+    name = models.CharField(max_length=80, help_text="label of the button on the sign-in page")
+    issuer = models.CharField(max_length=300)
+    client_id = models.CharField(max_length=200)
+    encrypted_secret = models.TextField()
+    scopes = models.CharField(max_length=200, default="openid profile email")
+    username_claim = models.CharField(max_length=80, default="preferred_username")
+    ca_certificates = models.TextField(
+        default="", blank=True, help_text="PEM certificates that are trusted in addition to the system's"
+    )
+    active = models.BooleanField(default=True, help_text="people can sign in with it")
+    creates_accounts = models.BooleanField(
+        default=True, help_text="a person who signs in for the first time gets an account"
+    )
+    created_at = models.DateTimeField()
+
+
+class ClaimRule(models.Model):
+    """A rule: people whose claim has this value get a team membership, or a role in the organisation.
+
+    ``provider`` is a slug, because a provider of the environment has no row.
+    """
+
+    provider = models.CharField(max_length=40)
+    claim = models.CharField(max_length=80)
+    value = models.CharField(max_length=200)
+    team = models.ForeignKey(Team, null=True, on_delete=models.CASCADE, related_name="+")
+    lead = models.BooleanField(default=False, help_text="the membership has the role lead")
+    role = models.CharField(max_length=8, default="", blank=True)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(team=None, lead=False) & ~Q(role="") | Q(team__isnull=False, role=""),
+                name="a_claim_rule_grants_a_team_or_a_role",
+            )
+        ]
+
+    @property
+    def name(self) -> str:
+        """Return the rule in words, for the audit log."""
+        granted = self.role or f"{'lead' if self.lead else 'member'} of {self.team.slug if self.team else ''}"
+        return f"{self.claim}={self.value}: {granted}"
+
+
+class ClaimGrant(models.Model):
+    """A membership or a role that a rule gave to a person. Rules take away only what rules gave."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="claim_grants")
+    provider = models.CharField(max_length=40)
+    team = models.ForeignKey(Team, null=True, on_delete=models.CASCADE, related_name="+")
+    role = models.CharField(max_length=8, default="", blank=True)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["user", "provider", "team"], condition=Q(role=""), name="one_grant_of_a_team"
+            ),
+            models.UniqueConstraint(
+                fields=["user", "provider", "role"], condition=~Q(role=""), name="one_grant_of_a_role"
+            ),
+        ]
+
+
+class BreakGlassLink(models.Model):
+    """A one-time link with which an operator signs in when no provider works. Only its hash is stored."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
+    code_hash = models.CharField(max_length=64, unique=True)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True, blank=True)

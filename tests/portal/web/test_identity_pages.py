@@ -1,0 +1,158 @@
+"""Test the pages on which operators set how people sign in."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from allauth.socialaccount.models import SocialAccount
+from django.test import Client
+from django.urls import reverse
+
+from portal.models import AuditEvent, ClaimRule, IdentityProvider
+from portal.sign_in.oidc.providers import settings_of
+from portal.sign_in.oidc.refusals import SignInRefused
+from tests.portal.identity_provider import small_provider
+from tests.world import World
+
+pytestmark = pytest.mark.django_db
+
+PROVIDER = {
+    "name": "Corp",
+    "issuer": "https://id.example.org/realm",
+    "client_id": "gpupool",
+    "secret": "very secret",
+    "scopes": "openid profile email",
+    "username_claim": "preferred_username",
+    "active": "on",
+    "creates_accounts": "on",
+}
+
+
+@pytest.fixture
+def operator(world: World) -> Client:
+    browser = Client()
+    browser.force_login(world.operator)
+    return browser
+
+
+def create(operator: Client, **changes: Any) -> Any:
+    return operator.post(reverse("identity-provider-new"), {**PROVIDER, **changes})
+
+
+def test_a_provider_is_created_changed_and_removed_and_its_secret_is_never_shown(operator: Client) -> None:
+    assert create(operator).status_code == 302
+    row = IdentityProvider.objects.get()
+    assert row.slug == "corp" and "very secret" not in row.encrypted_secret
+    address = reverse("identity-provider", args=["corp"])
+    page = operator.get(address).content.decode()
+    assert "very secret" not in page and "/accounts/oidc/corp/login/callback/" in page
+    changed = {**PROVIDER, "secret": "", "name": "Company", "action": "save"}
+    changed.pop("active")
+    assert operator.post(address, changed).status_code == 302
+    row.refresh_from_db()
+    assert (row.name, row.active, settings_of(row).secret) == ("Company", False, "very secret")
+    assert "Company" in operator.get(reverse("sign-in-settings")).content.decode()
+    assert operator.post(address, {"action": "remove"}).status_code == 302
+    assert not IdentityProvider.objects.exists()
+    assert "very secret" not in str(list(AuditEvent.objects.values()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"issuer": "http://id.example.org"}, "issuer is http://id.example.org; allowed: https://HOST"),
+        ({"issuer": "https://id.example.org?x=1"}, "allowed: https://HOST"),
+        ({"issuer": "https://user@id.example.org"}, "allowed: https://HOST"),
+        ({"scopes": "profile"}, "one of which is openid"),
+        ({"ca_certificates": "no certificate"}, "ca_certificates has no PEM certificate"),
+        ({"username_claim": "a b"}, "username_claim is"),
+    ],
+)
+def test_an_invalid_provider_is_refused_at_its_field(
+    operator: Client, changes: dict[str, str], message: str
+) -> None:
+    answer = create(operator, **changes)
+    assert answer.status_code == 400 and message in answer.content.decode()
+    assert not IdentityProvider.objects.exists()
+
+
+def test_the_test_of_a_connection_names_the_problem(operator: Client) -> None:
+    with small_provider() as served:
+        create(operator, issuer=served.issuer)
+        address = reverse("identity-provider", args=["corp"])
+        assert "its 1 keys are usable" in operator.post(address, {"action": "test"}).content.decode()
+        served.discovery = {"issuer": "https://other.example"}
+        page = operator.post(address, {"action": "test"}).content.decode()
+        assert "names itself https://other.example; the settings say" in page
+    assert "does not answer at" in operator.post(address, {"action": "test"}).content.decode()
+
+
+def test_a_secret_cannot_be_read_with_another_key(operator: Client, settings: Any) -> None:
+    create(operator)
+    settings.SECRET_KEY = "another key of this installation" * 2
+    with pytest.raises(SignInRefused, match="An operator enters the client secret again."):
+        _ = settings_of(IdentityProvider.objects.get()).secret
+
+
+def test_a_rule_is_added_and_removed_after_a_preview(world: World, operator: Client) -> None:
+    create(operator)
+    SocialAccount.objects.create(
+        user=world.stranger, provider="corp", uid="1", extra_data={"groups": ["gpu"]}
+    )
+    rule = {"provider": "corp", "claim": "groups", "value": "gpu", "team": "vision"}
+    address = reverse("claim-rules")
+    page = operator.post(address, rule).content.decode()
+    assert "1 would join, 0 would leave, of 1 people" in page and "joins vision as member" in page
+    assert not ClaimRule.objects.exists()
+    assert operator.post(address, {**rule, "confirmed": "1"}).status_code == 302
+    made = ClaimRule.objects.get()
+    remove = reverse("claim-rule-remove", args=[made.pk])
+    assert "Remove the rule groups=gpu: member of vision?" in operator.get(remove).content.decode()
+    assert ClaimRule.objects.exists()
+    assert operator.post(remove).status_code == 302 and not ClaimRule.objects.exists()
+
+
+def test_auditors_see_the_settings_and_change_nothing(world: World, operator: Client) -> None:
+    create(operator)
+    auditor = Client()
+    auditor.force_login(world.auditor)
+    for name, args in (("sign-in-settings", []), ("claim-rules", []), ("identity-provider", ["corp"])):
+        page = auditor.get(reverse(name, args=args))
+        assert page.status_code == 200 and "New provider" not in page.content.decode(), name
+        assert (
+            auditor.post(reverse(name, args=args), {"action": "remove", "allowed": "on"}).status_code == 403
+        )
+    assert IdentityProvider.objects.exists()
+
+
+def test_a_provider_of_the_environment_signs_people_in_and_is_not_editable(
+    operator: Client, settings: Any
+) -> None:
+    settings.GPUPOOL_OIDC = {
+        "issuer": "https://id.example.org",
+        "name": "From the environment",
+        "client_id": "x",
+        "secret": "very secret",
+        "scopes": "openid",
+    }
+    assert "From the environment" in Client().get(reverse("account_login")).content.decode()
+    address = reverse("identity-provider", args=["environment"])
+    page = operator.get(address).content.decode()
+    assert "Environment variables set this provider." in page and "very secret" not in page
+    operator.post(address, {**PROVIDER, "action": "save"})
+    assert not IdentityProvider.objects.exists()
+    assert create(operator, name="environment").status_code == 302
+    assert IdentityProvider.objects.get().slug != "environment"
+
+
+def test_the_certificates_of_a_provider_are_trusted_beside_those_of_the_system(operator: Client) -> None:
+    file = ssl.get_default_verify_paths().cafile
+    if file is None or not Path(file).exists():
+        pytest.skip("this system has no file of certificates")
+    first = Path(file).read_text().split("-----END CERTIFICATE-----")[0] + "-----END CERTIFICATE-----\n"
+    first = first[first.index("-----BEGIN") :]
+    assert create(operator, ca_certificates=first).status_code == 302
+    assert IdentityProvider.objects.get().ca_certificates == first.strip()
