@@ -11,6 +11,7 @@ from portal import policy
 from portal.api.base.fields import ResponseSerializer
 from portal.api.base.serializers import StrictSerializer
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from portal.reads.fleet.database_maintenance import database_maintenance_status
 from portal.services.fleet import database_maintenance as verbs
 
@@ -35,6 +36,8 @@ class DatabaseMaintenanceShape(ResponseSerializer):
 
 
 class DatabaseMaintenanceView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="database_maintenance_read", responses=DatabaseMaintenanceShape)
     def get(self, request: Request) -> Response:
         """Return the planned maintenance of the database that lasts now. For operators and auditors."""
@@ -55,6 +58,8 @@ class DatabaseMaintenanceView(ApiView):
 
 
 class EndDatabaseMaintenanceView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="database_maintenance_end",
         request=DatabaseMaintenanceEnd,

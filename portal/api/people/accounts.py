@@ -16,7 +16,7 @@ from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery
 from portal.api.base.views import ApiView
 from portal.api.people import account_shapes as shapes
-from portal.models import User
+from portal.models import TokenScope, User
 from portal.reads.people.organisation import people
 from portal.services.people import account_security, accounts, person_removal
 from portal.services.people.account_effects import preview_account_change
@@ -25,6 +25,8 @@ from portal.sign_in.own_session import keep_own_session
 
 
 class PersonListView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="people_list", parameters=[PageQuery], responses=page_schema(shapes.PersonShape)
     )
@@ -44,6 +46,8 @@ class PersonListView(ApiView):
 
 
 class PersonView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="people_read", responses=shapes.PersonShape)
     def get(self, request: Request, username: str) -> Response:
         """Return one person, with roles and teams."""
@@ -51,6 +55,8 @@ class PersonView(ApiView):
 
 
 class PersonTokensView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="people_tokens", responses=shapes.PersonTokensShape)
     def get(self, request: Request, username: str) -> Response:
         """Return the API tokens in force of a person. For operators."""
@@ -61,6 +67,8 @@ class PersonTokensView(ApiView):
 
 
 class AccountEffectView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="people_effect", parameters=[shapes.EffectQuery], responses=shapes.AccountEffectShape
     )
@@ -76,6 +84,8 @@ class AccountEffectView(ApiView):
 class _AccountChangeView(ApiView):
     """Base of the endpoints that change an account."""
 
+    scope = TokenScope.MANAGE
+
     def changed(self, service: Callable[..., Any], username: str, body: JsonObject) -> tuple[User, Any]:
         """Call the service, and return the person and the result. Keep the session of the actor."""
         user = _person(self, username)
@@ -90,6 +100,8 @@ class _AccountChangeView(ApiView):
 
 
 class ChangeRolesView(_AccountChangeView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="people_roles", request=shapes.RolesWish, responses=shapes.PersonShape)
     def post(self, request: Request, username: str) -> Response:
         """Change the roles in the organisation, which ends the person's sessions. For operators."""
@@ -97,6 +109,8 @@ class ChangeRolesView(_AccountChangeView):
 
 
 class CloseAccountView(_AccountChangeView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="people_close", request=shapes.AccountReasonWish, responses=shapes.PersonShape
     )
@@ -107,6 +121,8 @@ class CloseAccountView(_AccountChangeView):
 
 
 class OpenAccountView(_AccountChangeView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="people_open", request=shapes.AccountReasonWish, responses=shapes.PersonShape)
     def post(self, request: Request, username: str) -> Response:
         """Open a closed account. Its earlier sessions and tokens stay invalid. For operators."""
@@ -115,6 +131,8 @@ class OpenAccountView(_AccountChangeView):
 
 
 class EndSessionsView(_AccountChangeView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="people_end_sessions", request=shapes.ProtectWish, responses=shapes.PersonShape
     )
@@ -125,6 +143,8 @@ class EndSessionsView(_AccountChangeView):
 
 
 class RevokeTokensView(_AccountChangeView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="people_revoke_tokens", request=shapes.RevokeWish, responses=shapes.RevokedShape
     )
@@ -136,6 +156,8 @@ class RevokeTokensView(_AccountChangeView):
 
 
 class ResetPasswordView(_AccountChangeView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="people_reset_password", request=shapes.ProtectWish, responses=shapes.PersonLinkShape
     )
@@ -147,6 +169,8 @@ class ResetPasswordView(_AccountChangeView):
 
 
 class ResetSecondFactorView(_AccountChangeView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="people_reset_second_factor", request=shapes.ProtectWish, responses=shapes.PersonShape
     )
@@ -157,6 +181,8 @@ class ResetSecondFactorView(_AccountChangeView):
 
 
 class ChangeAddressView(_AccountChangeView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="people_address", request=shapes.AddressWish, responses=shapes.PersonShape)
     def post(self, request: Request, username: str) -> Response:
         """Change the e-mail address of a person. For operators."""
@@ -165,6 +191,8 @@ class ChangeAddressView(_AccountChangeView):
 
 
 class RemovePersonView(_AccountChangeView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="people_remove", request=shapes.RemovePersonWish, responses=shapes.PersonShape
     )
@@ -175,6 +203,8 @@ class RemovePersonView(_AccountChangeView):
 
 
 class StopWorkView(_AccountChangeView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="people_stop_work", request=shapes.AccountReasonWish, responses=shapes.StoppedShape
     )

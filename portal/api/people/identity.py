@@ -12,13 +12,15 @@ from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.views import ApiView
 from portal.api.people import identity_shapes as shapes
 from portal.api.people.account_shapes import AccountReasonWish
-from portal.models import ClaimRule, IdentityProvider
+from portal.models import ClaimRule, IdentityProvider, TokenScope
 from portal.reads.people.identity import claim_rules, own_identities
 from portal.services.people.identity import providers, rules, sign_in
 from portal.sign_in.oidc.providers import all_providers, settings_of
 
 
 class SignInSettingsView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="identity_read", responses=shapes.SignInSettingsShape)
     def get(self, request: Request) -> Response:
         """Return the identity providers and the rules. For operators and auditors."""
@@ -27,6 +29,8 @@ class SignInSettingsView(ApiView):
 
 
 class LocalSignInView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="identity_local_sign_in",
         request=shapes.LocalSignInWish,
@@ -39,6 +43,8 @@ class LocalSignInView(ApiView):
 
 
 class ProviderListView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="identity_providers_create",
         request=shapes.NewProvider,
@@ -52,6 +58,8 @@ class ProviderListView(ApiView):
 
 
 class ProviderView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="identity_providers_set", request=shapes.ProviderWish, responses=shapes.ProviderShape
     )
@@ -65,6 +73,8 @@ class ProviderView(ApiView):
 
 
 class ProviderRemoveView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="identity_providers_remove",
         request=AccountReasonWish,
@@ -81,6 +91,8 @@ class ProviderRemoveView(ApiView):
 
 
 class ProviderTestView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(operation_id="identity_providers_test", request=None, responses=shapes.ConnectionTestShape)
     def post(self, request: Request, slug: str) -> Response:
         """Fetch the discovery document and the keys of a provider. For operators."""
@@ -89,6 +101,8 @@ class ProviderTestView(ApiView):
 
 
 class RuleListView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="identity_rules_create", request=shapes.NewRule, responses={201: shapes.ClaimRuleShape}
     )
@@ -99,6 +113,8 @@ class RuleListView(ApiView):
 
 
 class RuleRemoveView(ApiView):
+    scope = TokenScope.MANAGE
+
     @extend_schema(
         operation_id="identity_rules_remove", request=AccountReasonWish, responses=shapes.SignInSettingsShape
     )
@@ -111,6 +127,8 @@ class RuleRemoveView(ApiView):
 
 
 class RulesPreviewView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(
         operation_id="identity_rules_preview",
         request=shapes.RulesPreviewWish,
@@ -124,6 +142,8 @@ class RulesPreviewView(ApiView):
 
 
 class OwnIdentitiesView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="me_identities", responses=shapes.IdentitiesShape)
     def get(self, request: Request) -> Response:
         """Return the identities that are connected to your account. Connecting one needs a browser."""
@@ -131,6 +151,8 @@ class OwnIdentitiesView(ApiView):
 
 
 class DisconnectIdentityView(ApiView):
+    scope = TokenScope.SUBMIT
+
     @extend_schema(operation_id="me_identities_disconnect", request=None, responses=shapes.IdentitiesShape)
     def post(self, request: Request, id: int) -> Response:
         """Disconnect an identity from your account. Your last way to sign in stays."""

@@ -163,6 +163,8 @@ class MarkNotificationsReadView(ApiView):
 
 
 class AuditIntegrityView(ApiView):
+    scope = TokenScope.READ
+
     @extend_schema(operation_id="audit_integrity", responses=shapes.AuditIntegrityShape)
     def get(self, request: Request) -> Response:
         """Return the seals of the audit records, what their last check found, and the lag of their stream."""
