@@ -284,6 +284,9 @@ REFUSALS: dict[str, Sentence] = {
     "service_account_has_one_team": (
         "{name} is a service account of {team}: it is a member of this team only, without another role."
     ),
+    "service_account_has_no_password": (
+        "{name} is a service account: it has no password and no e-mail address."
+    ),
     "token_is_revoked": "The token {name} is revoked already.",
     "request_in_progress": "A request with this Idempotency-Key is in progress; repeat it in a few seconds.",
     "answer_is_unreadable": (

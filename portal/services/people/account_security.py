@@ -19,6 +19,7 @@ from portal.services.people.password_links import password_link
 from portal.services.people.sessions import end_sessions_of, revoke_tokens_of
 from portal.wording.problems import administration_problems
 from scheduler import services as scheduling
+from scheduler.core.rejection import OperationRejected
 from scheduler.models import Workload
 from scheduler.state.states import WorkloadState
 
@@ -81,8 +82,11 @@ def reset_password(
 ) -> str:
     """Make the password of a person invalid, end all their sessions, and return a link for a new password.
 
-    The link works once and for a limited time. Earlier links end. Raises Invalid, NotAllowed.
+    The link works once and for a limited time. Earlier links end. Raises Invalid, NotAllowed. Raises
+    OperationRejected for a service account.
     """
+    policy.require(actor, "user.change")
+    _reject_service_account(user)
 
     def change() -> None:
         user.set_unusable_password()
@@ -121,8 +125,13 @@ def change_address(
     why: str = "",
     via: str = "web",
 ) -> User:
-    """Change the e-mail address of a person, and end all their sessions. Raises Invalid, NotAllowed."""
+    """Change the e-mail address of a person, and end all their sessions.
+
+    Raises Invalid, NotAllowed. Raises OperationRejected for a service account: it could then get a link for a
+    password by mail.
+    """
     policy.require(actor, "user.change")
+    _reject_service_account(user)
     checks = InputChecks()
     email = checked_email(checks, email)
     checks.done()
@@ -182,6 +191,11 @@ def _stop(actor: User, workload: Workload, now: datetime, why: str, via: str) ->
             why=why,
         )
     return True
+
+
+def _reject_service_account(user: User) -> None:
+    if user.is_service_account:
+        raise OperationRejected("service_account_has_no_password", {"name": user.username})
 
 
 def _secure(

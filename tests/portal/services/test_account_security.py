@@ -16,6 +16,7 @@ from portal.models import ApiToken, AuditEvent, EntryCode, Membership, User
 from portal.services.people import account_security, accounts
 from portal.services.people.account_effects import preview_account_change
 from portal.services.people.api_tokens import create_token, token_in_force
+from portal.services.people.service_accounts import create_service_account
 from portal.services.people.setup_code import is_setup_code
 from portal.services.work import launch
 from portal.web.calendar.ical_feed import _user_of_token, ical_feed_token
@@ -43,6 +44,17 @@ def signed_in(user: User) -> Client:
 
 def is_signed_in(browser: Client) -> bool:
     return browser.get("/api/v1/me/").status_code == 200
+
+
+@pytest.mark.parametrize("name", ["reset_password", "change_address"])
+def test_a_service_account_gets_neither_a_password_nor_an_address(world: World, name: str) -> None:
+    account = create_service_account(
+        actor=world.operator, name="pipeline", team=world.vision.team, owner=world.vision.lead, now=world.now
+    )
+    with rejected("no password and no e-mail address"):
+        CHANGES[name](actor=world.operator, user=account, now=world.now)
+    account.refresh_from_db()
+    assert account.email == "" and not account.has_usable_password()
 
 
 @pytest.mark.parametrize("name", CHANGES)
