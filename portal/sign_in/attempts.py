@@ -48,6 +48,11 @@ def account_counter(user_id: int, network: str, device: str = "") -> AttemptCoun
     return AttemptCounter(f"account:{user_id}:{source}", ACCOUNT_LIMITS)
 
 
+def refused_identities(network: str) -> AttemptCounter:
+    """Return the counter of refused answers of identity providers that came from one address."""
+    return AttemptCounter(f"identity:{network}", ADDRESS_LIMITS, cleared_on_success=False)
+
+
 def address_counter(network: str) -> AttemptCounter:
     """Return the counter of all attempts from one address. A right password does not clear it."""
     return AttemptCounter(f"address:{network}", ADDRESS_LIMITS, cleared_on_success=False)

@@ -300,6 +300,22 @@ def test_missing_programs_are_an_error_in_ci(monkeypatch: pytest.MonkeyPatch) ->
         environment.ensure_test_programs()
 
 
+def test_canaille_that_cannot_be_installed_is_an_error_in_ci_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(command: list[str]) -> None:
+        raise RunError(f"cannot run {command[0]}")
+
+    monkeypatch.setattr(environment, "CANAILLE_VENV", tmp_path / "canaille")
+    monkeypatch.setattr(environment, "run_quietly", fail)
+    monkeypatch.delenv("CI", raising=False)
+    environment.ensure_canaille()
+    assert "Tests that need Canaille will be skipped" in capsys.readouterr().out
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(RunError, match="Canaille is missing"):
+        environment.ensure_canaille()
+
+
 def test_prometheus_is_unpacked_and_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Check the commands, and that a package that apt does not have is an error in CI."""
     monkeypatch.setenv("CI", "true")

@@ -15,7 +15,9 @@ import structlog
 from django.db import models, transaction
 
 from portal.models import ApiToken, Organisation, TokenAddress, User
+from portal.redis_state.sign_in_attempts import count_attempt
 from portal.services import audit
+from portal.sign_in.attempts import refused_identities
 from portal.sign_in.client import ClientDetails
 
 log = structlog.get_logger(__name__)
@@ -53,7 +55,14 @@ def record_failed_sign_in(
 def record_refused_identity(
     *, account: User | None, client: ClientDetails, provider: str, code: str, text: str, now: datetime
 ) -> None:
-    """Record a sign-in with an identity provider that was refused. ``account`` is the person, if known."""
+    """Record a sign-in with an identity provider that was refused. ``account`` is the person, if known.
+
+    Anybody can send refused answers, and audit records are kept for ever. So after many refusals from one
+    address, the log has the rest. Nobody's sign-in is delayed.
+    """
+    if count_attempt([refused_identities(client.network)]).refused:
+        log.warning("identity refused again", address=client.address, provider=provider, code=code)
+        return
     for target in [account] if account else Organisation.objects.all():
         _record(target, "refuse_identity", client, now, method=provider, code=code, text=text)
 

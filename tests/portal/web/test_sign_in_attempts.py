@@ -290,6 +290,8 @@ def test_a_mail_that_is_written_into_the_log_has_no_link(caplog: pytest.LogCaptu
         "Internal Server Error: /accounts/password/reset/key/SECRET/",
         "GET http://w1.notebooks.example.net/.gpupool/enter?code=SECRET&x=1 failed",
         "Not Found: /calendar/feed/SECRET.ics",
+        "Forbidden: /accounts/break-glass/SECRET/",
+        "GET /accounts/oidc/corp/login/callback/?code=SECRET&state=SECRET HTTP/1.1",
     ],
 )
 def test_secret_addresses_are_hidden_in_logs(text: str) -> None:

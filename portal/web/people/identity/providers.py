@@ -143,16 +143,16 @@ def _provider_form(request: HttpRequest, provider: ProviderSettings, action: str
 
 def _carry_out(
     request: HttpRequest, form: ProviderForm, action: str, row: IdentityProvider, given: dict[str, Any]
-) -> tuple[str, ...] | None:
+) -> list[str] | None:
     """Save or remove a provider. Return the page that follows, or None if the form has errors."""
     if not form.is_valid():
         return None
     if action == "save":
         form.carry_out(verbs.change_provider, provider=row, **given, **form.cleaned_data)
-        text, page = "Saved.", ("identity-provider", row.slug)
+        text, page = "Saved.", ["identity-provider", row.slug]
     else:
         form.carry_out(verbs.remove_provider, provider=row, why=form.cleaned_data["why"], **given)
-        text, page = people_pages.PROVIDER_REMOVED.format(name=row.name), ("sign-in-settings",)
+        text, page = people_pages.PROVIDER_REMOVED.format(name=row.name), ["sign-in-settings"]
     if form.errors:
         return None
     messages.success(request, text)
