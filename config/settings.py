@@ -25,6 +25,10 @@ GPUPOOL_EDGE_URL = ENVIRONMENT.edge_url
 GPUPOOL_NOTEBOOK_DOMAIN = ENVIRONMENT.notebook_domain
 GPUPOOL_STATE = ENVIRONMENT.state
 GPUPOOL_EDGE_METRICS_PORT = ENVIRONMENT.edge_metrics_port
+GPUPOOL_EDGE_STANDBY = ENVIRONMENT.edge_standby
+GPUPOOL_PROBE_PORT = ENVIRONMENT.probe_port
+GPUPOOL_BACKUPS = ENVIRONMENT.backups
+GPUPOOL_CERTIFICATES = ENVIRONMENT.certificates
 GPUPOOL_LEASE_SECONDS = ENVIRONMENT.lease_seconds
 GPUPOOL_FIRST_TEAM_USER = ENVIRONMENT.first_team_user
 GPUPOOL_RECORDING_HOURS = ENVIRONMENT.recording_hours
@@ -108,6 +112,7 @@ DATABASES = {
         **ENVIRONMENT.database,
         "CONN_MAX_AGE": 0,
         "OPTIONS": {
+            **ENVIRONMENT.database["OPTIONS"],
             "options": DATABASE_SESSION,
             "connect_timeout": 5,
             # A vanished server, or a firewall that dropped the connection, is detected within half a minute.

@@ -19,11 +19,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from portal.edge.agents.connections import AgentConnections
 from portal.edge.page_events import PageEvents
+from portal.edge.runtime.active_edge import ActiveEdge
 from portal.edge.runtime.database_threads import DatabaseThreads
 from portal.edge.runtime.redis_bus import RedisBus
 from portal.edge.workspaces.access_cache import WorkspaceAccessCache
 from portal.edge.workspaces.activity import WorkspaceActivity
 from portal.edge.workspaces.proxy import WorkspaceProxy
+from portal.processes.probe_server import record_process
+from portal.processes.reports import report_until_cancelled
 
 log = structlog.get_logger(__name__)
 
@@ -34,13 +37,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # Timeout for the head of a request and for an idle connection. It is longer than the timeouts of proxies
 # (nginx 60 s, Caddy 120 s), so that the proxy closes the connection first.
 KEEPALIVE_SECONDS = 150.0
+PROBE_PATHS = ("/healthz", "/readyz")
+STANDS_BY = "this edge stands by; another edge serves"
 WORKSPACE_LABEL_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,39}$")
 
 
 class EdgeServer:
     """The parts of one edge process."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int) -> None:
         self.bus = RedisBus(settings.REDIS_URL)
         self.agent_threads = DatabaseThreads(AGENT_THREAD_COUNT, "agents")
         self.people_threads = DatabaseThreads(BROWSER_THREAD_COUNT, "people")
@@ -51,17 +56,27 @@ class EdgeServer:
             self.people_threads, self.access_cache, self.agents.streams, self.activity
         )
         self.events = PageEvents(self.people_threads, self.bus)
+        # None if this process always serves.
+        self.election = (
+            ActiveEdge(settings.REDIS_URL, port, self.agents.close) if settings.GPUPOOL_EDGE_STANDBY else None
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Start the background tasks of the process."""
-        for coroutine in (self.bus.run(), self.access_cache.watch(), self.activity.write()):
+        coroutines = [self.bus.run(), self.access_cache.watch(), self.activity.write()]
+        coroutines.append(report_until_cancelled("edge"))
+        if self.election is not None:
+            coroutines.append(self.election.keep())
+        for coroutine in coroutines:
             task = asyncio.create_task(coroutine)
             task.add_done_callback(_stop_if_it_failed)
             self._tasks.append(task)
 
     async def close(self) -> None:
         """Close every connection and release the resources."""
+        if self.election is not None:
+            await self.election.release()  # before the agents connect again
         self.events.close()
         self.access_cache.close()
         await self.agents.close()
@@ -79,12 +94,27 @@ class EdgeServer:
 
         The status is 200 if the database answers, otherwise 503. A missing Redis does not change the status.
         """
+        return await self._probe(is_well=True)
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        """Return 200 if the database answers and this process serves, otherwise 503."""
+        return await self._probe(is_well=self.is_active)
+
+    async def _probe(self, is_well: bool) -> web.Response:
+        database = "ok"
         try:
             async with asyncio.timeout(5):
                 await self.people_threads.run_repeatable(_ask_database)
         except (DatabaseError, TimeoutError):
-            return web.json_response({"database": "away", "redis": self._redis}, status=503)
-        return web.json_response({"database": "ok", "redis": self._redis})
+            database = "away"
+        status = 200 if database == "ok" and is_well else 503
+        body = {"database": database, "redis": self._redis, "serves": self.is_active}
+        return web.json_response(body, status=status)
+
+    @property
+    def is_active(self) -> bool:
+        """Return True if this process serves; False if it stands by."""
+        return self.election is None or self.election.is_active
 
     @property
     def _redis(self) -> str:
@@ -110,6 +140,8 @@ def application(edge: EdgeServer, port: int) -> web.Application:
 
     @web.middleware
     async def by_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not edge.is_active and request.path not in PROBE_PATHS:
+            return web.json_response({"detail": STANDS_BY}, status=503, headers={hdrs.RETRY_AFTER: "1"})
         name = request.headers.get(hdrs.HOST, "").lower()  # aiohttp rejects a request with two Host headers
         if name in own:
             return await handler(request)
@@ -120,7 +152,8 @@ def application(edge: EdgeServer, port: int) -> web.Application:
 
     app = web.Application(middlewares=[by_host], client_max_size=64 * 1024)
     app.add_routes(edge.agents.routes())
-    app.add_routes([web.get("/events", edge.events.handle), web.get("/healthz", edge.healthz)])
+    app.add_routes([web.get("/events", edge.events.handle)])
+    app.add_routes([web.get("/healthz", edge.healthz), web.get("/readyz", edge.readyz)])
     return app
 
 
@@ -137,7 +170,7 @@ def edge_host_names(port: int) -> frozenset[str]:
 @contextlib.asynccontextmanager
 async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIterator[EdgeServer]:
     """Run an edge on this address while the context is active. ``metrics_port`` 0 serves no metrics."""
-    edge = EdgeServer()
+    edge = EdgeServer(port)
     runner = web.AppRunner(
         application(edge, port),
         handler_cancellation=True,
@@ -149,6 +182,7 @@ async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIt
     counters: web.AppRunner | None = None
     try:
         await web.TCPSite(runner, host, port, reuse_address=True).start()
+        record_process("edge")
         if metrics_port:
             counters = await _serve_metrics(metrics_port)
         edge.start()
