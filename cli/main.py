@@ -23,6 +23,7 @@ from cli.commands import (
     removal,
     reports,
     reservations,
+    system,
     telemetry,
     use,
     workloads,
@@ -55,6 +56,7 @@ COMMAND_MODULES = (
     exports,
     statements,
     telemetry,
+    system,
     account,
 )  # imported because each module adds its commands to ``cli``
 

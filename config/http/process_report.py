@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import Any
 
+from config.http.body_limit import AsgiApplication, AsgiMessage, AsgiReceive, AsgiSend
 from portal.processes.reports import report_until_cancelled
-
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-AsgiApplication = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class ProcessReportMiddleware:
@@ -21,7 +15,7 @@ class ProcessReportMiddleware:
     def __init__(self, application: AsgiApplication) -> None:
         self._application = application
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend) -> None:
         """Serve one request, or the lifespan of the process."""
         if scope["type"] != "lifespan":
             await self._application(scope, receive, send)

@@ -18,6 +18,7 @@ from portal.api.fleet import (
     repairs,
     retention,
     samples,
+    system,
     telemetry_files,
     volumes,
 )
@@ -143,6 +144,7 @@ urlpatterns = [
     path("approvals/<uuid:id>/approve/", approval_views.ApproveSubmissionView.as_view()),
     path("approvals/<uuid:id>/decline/", approval_views.DeclineSubmissionView.as_view()),
     path("approvals/<uuid:id>/withdraw/", approval_views.WithdrawSubmissionView.as_view()),
+    path("system/", system.SystemHealthView.as_view()),
     path("retention/", retention.RetentionView.as_view()),
     path("retention/preview/", retention.RetentionPreviewView.as_view()),
     path("recordings/", recordings.RecordingListView.as_view()),

@@ -93,7 +93,7 @@ class ProbeHandler(BaseHTTPRequestHandler):
 
 
 def start_probe_server(report: ProcessReport, port: int) -> ProbeServer | None:
-    """Start the server in a thread. Return None if ``port`` is 0 or taken; the process runs without probes."""
+    """Start the server in a thread. Return None if ``port`` is 0 or taken: the process has no probes."""
     if port == 0:
         return None
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import redis
 from django.conf import settings
 from django.db import Error, connection
@@ -13,6 +15,16 @@ PROBE_TIMEOUT_SECONDS = 2
 def store_states() -> dict[str, str]:
     """Return "ok" or the class of the error for PostgreSQL and for Valkey."""
     return {"postgres": _postgres(), "valkey": _valkey()}
+
+
+def database_clock_offset() -> float:
+    """Return the seconds between the clocks of this machine and of PostgreSQL. Takes one query."""
+    before = time.time()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
+        database = float(cursor.fetchone()[0])
+    # The answer was made between both readings of this clock, so their middle is compared.
+    return abs(database - (before + time.time()) / 2)
 
 
 def _postgres() -> str:

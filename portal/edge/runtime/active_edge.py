@@ -16,11 +16,10 @@ import redis.asyncio
 import structlog
 from redis.exceptions import RedisError
 
-from scheduler.state.nudge import SITE
+from portal.redis_state.serving_edge import ACTIVE_EDGE_KEY
 
 log = structlog.get_logger(__name__)
 
-ACTIVE_KEY = f"{SITE}:edge:active"
 ACTIVE_TTL_MS = 5_000  # a serving process that has not renewed the key for this long is dead or frozen
 RENEW_SECONDS = 1.0
 # Take the key if it is free, or renew it if it is ours. Returns the name in the key.
@@ -49,7 +48,7 @@ class ActiveEdge:
     async def renew(self) -> None:
         """Take or renew the key, and note whether this process serves."""
         try:
-            asked = self._redis.eval(_TAKE_OR_RENEW, 1, ACTIVE_KEY, self.name, str(ACTIVE_TTL_MS))
+            asked = self._redis.eval(_TAKE_OR_RENEW, 1, ACTIVE_EDGE_KEY, self.name, str(ACTIVE_TTL_MS))
             holder = await cast(Awaitable[str], asked)
         except (RedisError, OSError) as error:
             log.warning("standby not checked", error=str(error))
@@ -73,7 +72,7 @@ class ActiveEdge:
         """Stop serving, and free the key, so that another process serves at once."""
         self._is_ending, self.is_active = True, False
         try:
-            await cast(Awaitable[int], self._redis.eval(_RELEASE, 1, ACTIVE_KEY, self.name))
+            await cast(Awaitable[int], self._redis.eval(_RELEASE, 1, ACTIVE_EDGE_KEY, self.name))
         except (RedisError, OSError) as error:
             log.warning("key of the serving edge not freed", error=str(error))
         await self._redis.aclose()

@@ -29,6 +29,7 @@ APPROVAL_SEE = "Only operators and auditors see what waits for approval."
 RECORDING_SEE = "Only operators and auditors see the engine's recordings: they name every team's work."
 RETENTION_SEE = "Only operators and auditors see how long samples are kept."
 RETENTION_CHANGE = "Only an operator may change how long samples are kept."
+SYSTEM_SEE = "Only operators and auditors see the health of the system."
 METRICS_SEE = "Only operators and auditors may read the metrics."
 HOST_CHANGE = "Only an operator may change hosts."
 CAPACITY_SEE = (

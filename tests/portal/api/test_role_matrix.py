@@ -150,6 +150,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
         {"stray_action": "end"},
         (403, 403, 403, 404, 404, 200, 403, 403),
     ),
+    ("GET", "system/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
     ("GET", "retention/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
     ("PUT", "retention/"): ({"sample_days": 20}, OPERATORS),
     ("POST", "retention/preview/"): ({"sample_days": 20}, OPERATORS),

@@ -10,8 +10,9 @@ import aiohttp
 import pytest
 from django.conf import settings as django_settings
 
-from portal.edge.runtime.active_edge import ACTIVE_KEY, ActiveEdge
+from portal.edge.runtime.active_edge import ActiveEdge
 from portal.edge.server import EdgeServer, running_server
+from portal.redis_state.serving_edge import ACTIVE_EDGE_KEY
 from scheduler.state import nudge
 from tests.portal.edge.conftest import EdgeSite, free_port, give_credential, run_orm
 from tests.waiting import until
@@ -19,7 +20,7 @@ from tests.waiting import until
 
 @pytest.fixture(autouse=True)
 def free_key() -> None:
-    nudge.redis_connection().delete(ACTIVE_KEY)
+    nudge.redis_connection().delete(ACTIVE_EDGE_KEY)
 
 
 async def no_loss() -> None:
@@ -41,7 +42,7 @@ async def test_one_of_two_processes_serves_and_the_other_one_follows_it() -> Non
         await first.renew()
         await second.renew()
         assert (first.is_active, second.is_active) == (True, False)
-        assert 0 < nudge.redis_connection().pttl(ACTIVE_KEY) <= 5_000  # type: ignore[operator]
+        assert 0 < nudge.redis_connection().pttl(ACTIVE_EDGE_KEY) <= 5_000  # type: ignore[operator]
         await first.release()
         await second.renew()
         assert second.is_active
@@ -55,12 +56,12 @@ async def test_a_process_whose_key_another_one_took_stands_by() -> None:
 
     edge = ActiveEdge(django_settings.REDIS_URL, 1, on_loss)
     await edge.renew()
-    nudge.redis_connection().set(ACTIVE_KEY, "other:2", px=5_000)
+    nudge.redis_connection().set(ACTIVE_EDGE_KEY, "other:2", px=5_000)
     await edge.renew()
     await edge.renew()
     assert (edge.is_active, lost) == (False, ["lost"])
     await edge.release()
-    assert nudge.redis_connection().get(ACTIVE_KEY) == b"other:2"
+    assert nudge.redis_connection().get(ACTIVE_EDGE_KEY) == b"other:2"
 
 
 async def test_nothing_changes_while_redis_is_unavailable() -> None:
@@ -74,7 +75,7 @@ async def test_nothing_changes_while_redis_is_unavailable() -> None:
 async def standby_site(edge_site: EdgeSite, settings: Any) -> AsyncIterator[tuple[EdgeServer, int]]:
     """Start a second edge that stands by, because another process has the key."""
     settings.GPUPOOL_EDGE_STANDBY = True
-    nudge.redis_connection().set(ACTIVE_KEY, "other:2", px=60_000)
+    nudge.redis_connection().set(ACTIVE_EDGE_KEY, "other:2", px=60_000)
     port = free_port()
     async with running_server("127.0.0.1", port) as edge:
         yield edge, port
@@ -97,13 +98,13 @@ async def test_a_standby_answers_503_until_it_serves(
         assert await status_of(path, **agent) == 503, path
     assert await status_of("/", Host=f"notebook.localhost:{edge_site.port}") == 503
     assert await status_of("/healthz") == 200
-    nudge.redis_connection().delete(ACTIVE_KEY)
+    nudge.redis_connection().delete(ACTIVE_EDGE_KEY)
     await until(lambda: edge.is_active)
     assert await status_of("/readyz") == 200
     async with edge_site.session.ws_connect(url + "/agent/v1/sync", headers=agent) as socket:
         assert not socket.closed
         # The agents of a process that stands by again connect to the serving one.
-        nudge.redis_connection().set(ACTIVE_KEY, "other:2", px=60_000)
+        nudge.redis_connection().set(ACTIVE_EDGE_KEY, "other:2", px=60_000)
         message = await socket.receive()
         assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
     assert not edge.is_active

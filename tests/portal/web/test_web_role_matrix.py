@@ -176,6 +176,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "pool-remove": ("GET", OPERATORS),
     "health-rules": ("GET", ALL),
     "retention": ("GET", SEE_ALL),
+    "system-health": ("GET", SEE_ALL),
     "recordings": ("GET", SEE_ALL),
     "recording": ("GET", SEE_ALL),
     "templates": ("GET", ALL),
