@@ -11,5 +11,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 from django.conf import settings
 
 from config.http.body_limit import BodyLimitMiddleware
+from config.http.process_report import ProcessReportMiddleware
 
-application = BodyLimitMiddleware(get_asgi_application(), settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
+_limited = BodyLimitMiddleware(get_asgi_application(), settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
+application = ProcessReportMiddleware(_limited)

@@ -11,6 +11,10 @@ import time
 from typing import Any
 
 from celery.beat import PersistentScheduler
+from django.conf import settings
+
+from portal.processes.probe_server import start_probe_server
+from portal.processes.reports import ProcessReport
 
 CLOCK_JUMP_SECONDS = 1.0  # smaller differences are normal clock adjustments
 
@@ -20,10 +24,26 @@ class ClockJumpSafeScheduler(PersistentScheduler):  # type: ignore[misc]
 
     _wall_minus_boot_seconds: float | None = None  # wall clock minus CLOCK_BOOTTIME at the last round
 
+    _report: ProcessReport | None = None
+
     def tick(self, *args: Any, **options: Any) -> Any:
         """Send the tasks that are due, and return the seconds until the next round."""
+        self._report_process()
         self.reset_after_clock_jump(self.app.now().timestamp() - time.clock_gettime(time.CLOCK_BOOTTIME))
         return super().tick(*args, **options)
+
+    def _report_process(self) -> None:
+        if self._report is None:
+            self._report = ProcessReport("beat")
+            self._report.send()
+            start_probe_server(self._report, settings.GPUPOOL_PROBE_PORT)
+        self._report.send_if_due()
+
+    def close(self) -> None:
+        """Withdraw the report of the process, and close the schedule."""
+        if self._report is not None:
+            self._report.withdraw()
+        super().close()
 
     def reset_after_clock_jump(self, wall_minus_boot: float) -> None:
         """Restart the interval of every task if the wall clock has jumped since the last round.

@@ -18,6 +18,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 from django.conf import settings
 from django.db.utils import InterfaceError, OperationalError
 
+from config.worker_report import WorkerReport
+
 TASK_TIME_LIMIT_SECONDS = 50  # a worker process whose task takes longer is killed and replaced
 VISIBILITY_TIMEOUT_SECONDS = 60  # a task not acknowledged by then is delivered to another worker
 
@@ -120,4 +122,5 @@ app.conf.update(
         "forget expired": {"task": "portal.tasks.forget_expired", **_periodic(600.0, "default")},
     },
 )
+app.steps["worker"].add(WorkerReport)
 app.autodiscover_tasks(["scheduler", "telemetry", "portal"])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import environ
 
@@ -31,6 +31,7 @@ SYSLOG_SCHEMES = ("syslog+tcp", "syslog+tls")
 ENCRYPTION_KEY_MIN_LENGTH = 32
 DATABASE_SCHEMES = ("postgres", "postgresql")
 LOG_MAIL_BACKEND = "config.log_mail.LogMailBackend"
+DATABASE_PARAMETERS = ("sslmode", "sslrootcert", "target_session_attrs")
 EMAIL_SCHEMES = ("smtp", "smtps", "smtp+tls", "smtp+ssl", "consolemail")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 SECRET_KEY_MIN_LENGTH = 50
@@ -68,6 +69,10 @@ class EnvironmentSettings:
     edge_metrics_port: int
     edge_connections: int
     edge_connections_per_address: int
+    edge_standby: bool
+    probe_port: int
+    backups: str
+    certificates: tuple[str, ...]
     notebook_domain: str
     state: Path
     time_zone: str
@@ -132,6 +137,10 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
         edge_connections_per_address=_integer(
             variables, "GPUPOOL_EDGE_CONNECTIONS_PER_ADDRESS", 2_000, 10, 1_000_000
         ),
+        edge_standby=_choice(variables, "GPUPOOL_EDGE_STANDBY", "no", ("yes", "no")) == "yes",
+        probe_port=_integer(variables, "GPUPOOL_PROBE_PORT", 0, 0, 65_535),
+        backups=_absolute_path(variables, "GPUPOOL_BACKUPS"),
+        certificates=_absolute_paths(variables, "GPUPOOL_CERTIFICATES"),
         notebook_domain=_notebook_domain(variables, edge_url, portal_url),
         state=_state_folder(variables),
         time_zone=_time_zone(variables),
@@ -204,23 +213,51 @@ def _secret_key(variables: Mapping[str, str]) -> str:
 
 
 def _database(variables: Mapping[str, str]) -> Mapping[str, Any]:
-    allowed = "postgresql://USER:PASSWORD@HOST:PORT/NAME (if HOST is a socket folder, write %2F for each /)"
+    """Return Django's settings of the database; ``OPTIONS`` has the parameters of the URL.
+
+    With several hosts, libpq connects to the first one that accepts writes.
+    """
+    allowed = (
+        "postgresql://USER:PASSWORD@HOST:PORT/NAME (if HOST is a socket folder, write %2F for each /; of a "
+        f"primary and its standbys HOST1:PORT1,HOST2:PORT2; parameters: {', '.join(DATABASE_PARAMETERS)})"
+    )
     value = _required(variables, "DATABASE_URL", allowed)
 
     def parse(url: str) -> Mapping[str, Any]:
         parts = urlsplit(url)
-        if parts.scheme not in DATABASE_SCHEMES or not parts.hostname or not parts.path.strip("/"):
+        places = _database_places(parts.netloc)
+        ports = [port for _, port in places]
+        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        if parts.scheme not in DATABASE_SCHEMES or not parts.path.strip("/"):
             raise ValueError(url)
+        if not options.keys() <= set(DATABASE_PARAMETERS):
+            raise ValueError(url)
+        if len(places) > 1:
+            options.setdefault("target_session_attrs", "read-write")
         return {
             "NAME": unquote(parts.path.strip("/")),
             "USER": unquote(parts.username or ""),
             "PASSWORD": unquote(parts.password or ""),
-            # urlsplit lower-cases the hostname, which would change a socket folder: use the netloc.
-            "HOST": unquote(parts.netloc.rsplit("@", 1)[-1].split(":")[0]),
-            "PORT": str(parts.port or ""),
+            "HOST": ",".join(host for host, _ in places),
+            "PORT": ",".join(ports) if any(ports) else "",
+            "OPTIONS": options,
         }
 
     return _parse_setting("DATABASE_URL", value, allowed, parse)
+
+
+def _database_places(netloc: str) -> list[tuple[str, str]]:
+    """Return host and port of each server in the netloc of a database's URL. Raises ValueError.
+
+    urlsplit lower-cases the hostname, which would change a socket folder.
+    """
+    places = []
+    for place in netloc.rpartition("@")[2].split(","):
+        host, _, port = place.partition(":")
+        if not host or (port and not port.isdecimal()):
+            raise ValueError(netloc)
+        places.append((unquote(host), port))
+    return places
 
 
 def _redis_url(variables: Mapping[str, str]) -> str:
@@ -346,6 +383,15 @@ def _absolute_path(variables: Mapping[str, str], name: str) -> str:
     if value and ("\0" in value or not Path(value).is_absolute()):
         raise InvalidSettingError(name, value, "the absolute path of a file")
     return value
+
+
+def _absolute_paths(variables: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Return the paths, which the value separates by commas. The files need not exist."""
+    paths = tuple(path.strip() for path in variables.get(name, "").split(",") if path.strip())
+    for path in paths:
+        if "\0" in path or not Path(path).is_absolute():
+            raise InvalidSettingError(name, path, "absolute paths of files, separated by commas")
+    return paths
 
 
 def _time_zone(variables: Mapping[str, str]) -> str:

@@ -29,6 +29,10 @@ GPUPOOL_AUDIT_STREAM = ENVIRONMENT.audit_stream
 GPUPOOL_AUDIT_STREAM_TOKEN = ENVIRONMENT.audit_stream_token
 GPUPOOL_ENCRYPTION_KEYS = ENVIRONMENT.encryption_keys
 GPUPOOL_API_DOCS = ENVIRONMENT.api_docs
+GPUPOOL_EDGE_STANDBY = ENVIRONMENT.edge_standby
+GPUPOOL_PROBE_PORT = ENVIRONMENT.probe_port
+GPUPOOL_BACKUPS = ENVIRONMENT.backups
+GPUPOOL_CERTIFICATES = ENVIRONMENT.certificates
 GPUPOOL_LEASE_SECONDS = ENVIRONMENT.lease_seconds
 GPUPOOL_EDGE_CONNECTIONS = ENVIRONMENT.edge_connections
 GPUPOOL_EDGE_CONNECTIONS_PER_ADDRESS = ENVIRONMENT.edge_connections_per_address
@@ -118,6 +122,7 @@ DATABASES = {
         **ENVIRONMENT.database,
         "CONN_MAX_AGE": 0,
         "OPTIONS": {
+            **ENVIRONMENT.database["OPTIONS"],
             "options": DATABASE_SESSION,
             "connect_timeout": 5,
             # A vanished server, or a firewall that dropped the connection, is detected within half a minute.

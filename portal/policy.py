@@ -278,6 +278,7 @@ ACTIONS: dict[str, tuple[Any, str]] = {
         is_active & (is_operator | is_auditor),
         permission_problems.RECORDING_SEE,
     ),
+    "system.see": (is_active & (is_operator | is_auditor), permission_problems.SYSTEM_SEE),
     "metrics.see": (is_active & (is_operator | is_auditor), permission_problems.METRICS_SEE),
     "host.change": (changes_things & is_operator, permission_problems.HOST_CHANGE),
     "pool.change": (changes_things & is_operator, permission_problems.POOL_CHANGE),

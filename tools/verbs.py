@@ -14,6 +14,7 @@ from tools.console import RunError, say
 from tools.environment import ensure_environment
 from tools.gates import check_verb
 from tools.paths import PYTHON, ROOT, VENV
+from tools.sbom import sbom_verb
 from tools.service_environment import agent_environment, environment_of_site
 from tools.site.site_verbs import demo_verb, up_verb
 from tools.site.state_folders import logs_verb, running_folder, status_verb, stop_verb
@@ -92,6 +93,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "build-agent": build_agent_verb,
     "manage": manage_verb,
     "services": services_verb,
+    "sbom": sbom_verb,
     "env": env_verb,
 }
 

@@ -19,6 +19,7 @@ from portal.api.fleet import (
     repairs,
     retention,
     samples,
+    system,
     telemetry_files,
     volumes,
 )
@@ -178,6 +179,7 @@ urlpatterns = [
     path("approvals/<uuid:id>/withdraw/", approval_views.WithdrawSubmissionView.as_view()),
     path("database-maintenance/", database_maintenance.DatabaseMaintenanceView.as_view()),
     path("database-maintenance/end/", database_maintenance.EndDatabaseMaintenanceView.as_view()),
+    path("system/", system.SystemHealthView.as_view()),
     path("retention/", retention.RetentionView.as_view()),
     path("retention/preview/", retention.RetentionPreviewView.as_view()),
     path("recordings/", recordings.RecordingListView.as_view()),

@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from portal.edge.agents.connections import AgentConnections
 from portal.edge.page_events import PageEvents
+from portal.edge.runtime.active_edge import ActiveEdge
 from portal.edge.runtime.connection_limits import (
     LOOPBACK_NETWORKS,
     ConnectionLimits,
@@ -32,6 +33,8 @@ from portal.edge.runtime.redis_bus import RedisBus
 from portal.edge.workspaces.access_cache import WorkspaceAccessCache
 from portal.edge.workspaces.activity import WorkspaceActivity
 from portal.edge.workspaces.proxy import WorkspaceProxy
+from portal.processes.probe_server import record_process
+from portal.processes.reports import report_until_cancelled
 
 log = structlog.get_logger(__name__)
 
@@ -52,35 +55,43 @@ WORKSPACE_LABEL_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,39}$")
 class EdgeServer:
     """The parts of one edge process."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, host: str, port: int) -> None:
         self.bus = RedisBus(settings.REDIS_URL)
         self.agent_threads = DatabaseThreads(AGENT_THREAD_COUNT, "agents")
         self.people_threads = DatabaseThreads(BROWSER_THREAD_COUNT, "people")
         self.access_cache = WorkspaceAccessCache(self.people_threads, self.bus)
         self.agents = AgentConnections(
-            self.agent_threads, self.bus, runs_changed=self.access_cache.changed, address=address
+            self.agent_threads, self.bus, runs_changed=self.access_cache.changed, address=f"{host}:{port}"
         )
         self.activity = WorkspaceActivity(self.bus)
         self.workspaces = WorkspaceProxy(
             self.people_threads, self.access_cache, self.agents.streams, self.activity
         )
         self.events = PageEvents(self.people_threads, self.bus)
+        # None if this process always serves.
+        self.election = ActiveEdge(settings.REDIS_URL, port) if settings.GPUPOOL_EDGE_STANDBY else None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Start the background tasks of the process."""
-        for coroutine in (
+        coroutines = [
             self.bus.run(),
             self.agents.contact.run(),
             self.access_cache.watch(),
             self.activity.write(),
-        ):
+        ]
+        coroutines.append(report_until_cancelled("edge"))
+        if self.election is not None:
+            coroutines.append(self.election.keep())
+        for coroutine in coroutines:
             task = asyncio.create_task(coroutine)
             task.add_done_callback(_stop_if_it_failed)
             self._tasks.append(task)
 
     async def close(self) -> None:
         """Close every connection and release the resources."""
+        if self.election is not None:
+            await self.election.release()  # before agents connect again
         self.events.close()
         self.access_cache.close()
         await self.agents.close()
@@ -99,12 +110,31 @@ class EdgeServer:
 
         The status is 200 if the database answers, otherwise 503. A missing Redis does not change the status.
         """
+        return await self._probe(is_well=True)
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        """Return 200 if this process serves and the database answers, otherwise 503."""
+        return await self._probe(is_well=self.is_active)
+
+    async def _probe(self, is_well: bool) -> web.Response:
+        database = "ok"
         try:
             async with asyncio.timeout(5):
                 await self.people_threads.run_repeatable(_ask_database)
         except (DatabaseError, TimeoutError):
-            return web.json_response({"database": "away", "redis": self._redis}, status=503)
-        return web.json_response({"database": "ok", "redis": self._redis})
+            database = "away"
+        status = 200 if database == "ok" and is_well else 503
+        body = {"database": database, "redis": self._redis, "serves": self.is_active}
+        return web.json_response(body, status=status)
+
+    def probes(self) -> list[web.RouteDef]:
+        """Return the routes of the probes."""
+        return [web.get("/healthz", self.healthz), web.get("/readyz", self.readyz)]
+
+    @property
+    def is_active(self) -> bool:
+        """Return True if this process serves; False if it stands by."""
+        return self.election is None or self.election.is_active
 
     @property
     def _redis(self) -> str:
@@ -142,7 +172,7 @@ def application(edge: EdgeServer, port: int) -> web.Application:
 
     app = web.Application(middlewares=[by_host], client_max_size=64 * 1024)
     app.add_routes(edge.agents.routes())
-    app.add_routes([web.get("/events", edge.events.handle), web.get("/healthz", edge.healthz)])
+    app.add_routes([web.get("/events", edge.events.handle), *edge.probes()])
     return app
 
 
@@ -159,7 +189,7 @@ def edge_host_names(port: int) -> frozenset[str]:
 @contextlib.asynccontextmanager
 async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIterator[EdgeServer]:
     """Run an edge on this address while the context is active. ``metrics_port`` 0 serves no metrics."""
-    edge = EdgeServer(f"{host}:{port}")
+    edge = EdgeServer(host, port)
     options: dict[str, Any] = {"access_log": None, "keepalive_timeout": KEEPALIVE_SECONDS}
     runner = web.AppRunner(
         application(edge, port), handler_cancellation=True, shutdown_timeout=3.0, **options
@@ -172,12 +202,21 @@ async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIt
     )
     await runner.setup()
     counters: web.AppRunner | None = None
+    listener = _Listener(lambda: LimitedSite(runner, host, port, limits, options))
     try:
-        await LimitedSite(runner, host, port, limits, options).start()
+        if edge.election is None:
+            await listener.start()
+        else:
+
+            async def stand_by() -> None:
+                await listener.stop()
+                await edge.agents.close()
+
+            edge.election.on_gain, edge.election.on_loss = listener.start, stand_by
+        record_process("edge")
         if metrics_port:
-            counters = await _serve_metrics(metrics_port)
+            counters = await _serve_metrics(edge, metrics_port)
         edge.start()
-        log.info("edge listens", host=host, port=port)
         yield edge
     finally:
         await edge.close()
@@ -186,12 +225,33 @@ async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIt
             await counters.cleanup()
 
 
-async def _serve_metrics(port: int) -> web.AppRunner:
+class _Listener:
+    """The listening socket. A process that stands by does not listen, so that proxies use the other one."""
+
+    def __init__(self, new_site: Callable[[], LimitedSite]) -> None:
+        self._new_site = new_site
+        self._site: LimitedSite | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises OSError if the port is taken."""
+        self._site = self._new_site()
+        await self._site.start()
+        log.info("edge listens", address=self._site.name)
+
+    async def stop(self) -> None:
+        """Accept no more connections."""
+        if self._site is not None:
+            await self._site.stop()
+            log.info("edge stops listening", address=self._site.name)
+            self._site = None
+
+
+async def _serve_metrics(edge: EdgeServer, port: int) -> web.AppRunner:
     async def show(request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
 
     app = web.Application()
-    app.add_routes([web.get("/metrics", show)])
+    app.add_routes([web.get("/metrics", show), *edge.probes()])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

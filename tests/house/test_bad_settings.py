@@ -46,6 +46,13 @@ def test_valid_settings_are_read_with_types() -> None:
         ("DATABASE_URL", "mysql://me@host/gpupool"),
         ("DATABASE_URL", "postgresql://me@host:port/gpupool"),
         ("DATABASE_URL", "postgresql://me@host"),
+        ("DATABASE_URL", "postgresql://me@host,/gpupool"),
+        ("DATABASE_URL", "postgresql://me@host,other:port/gpupool"),
+        ("DATABASE_URL", "postgresql://me@host/gpupool?sslmod=require"),
+        ("GPUPOOL_EDGE_STANDBY", "maybe"),
+        ("GPUPOOL_PROBE_PORT", "65536"),
+        ("GPUPOOL_BACKUPS", "backups"),
+        ("GPUPOOL_CERTIFICATES", "/etc/a.pem,b.pem"),
         ("REDIS_URL", "valkey://localhost"),
         ("REDIS_URL", "redis://localhost:99999"),
         ("REDIS_URL", "unix://"),
@@ -156,3 +163,31 @@ def test_all_allowed_forms_of_addresses_and_senders_are_accepted() -> None:
         assert read_environment({**GOOD, "GPUPOOL_PORTAL_URL": url}).portal_url == url.lower().rstrip("/")
     for sender in ("gpupool@localhost", "GPU pool <gpus@example.org>"):
         assert read_environment({**GOOD, "GPUPOOL_MAIL_FROM": sender}).mail_from == sender
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "options"),
+    [
+        ("postgresql://me@one:5432/gpupool", "one", "5432", {}),
+        ("postgresql://me@one/gpupool?sslmode=verify-full", "one", "", {"sslmode": "verify-full"}),
+        ("postgresql://me@one,two:5433/gpupool", "one,two", ",5433", {"target_session_attrs": "read-write"}),
+        ("postgresql://me@%2Fa,%2FB/gpupool", "/a,/B", "", {"target_session_attrs": "read-write"}),
+        (
+            "postgresql://me@one,two/gpupool?target_session_attrs=primary",
+            "one,two",
+            "",
+            {"target_session_attrs": "primary"},
+        ),
+    ],
+)
+def test_a_database_may_have_several_hosts_and_parameters(
+    url: str, host: str, port: str, options: dict[str, str]
+) -> None:
+    found = read_environment({**GOOD, "DATABASE_URL": url}).database
+    assert (found["HOST"], found["PORT"], found["OPTIONS"]) == (host, port, options)
+
+
+def test_the_files_of_certificates_are_absolute_paths() -> None:
+    found = read_environment({**GOOD, "GPUPOOL_CERTIFICATES": "/etc/a.pem, /etc/b.pem"})
+    assert found.certificates == ("/etc/a.pem", "/etc/b.pem")
+    assert read_environment(GOOD).certificates == ()

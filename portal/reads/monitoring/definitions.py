@@ -117,6 +117,20 @@ _DEFINITIONS = (
     ),
     _gauge("gpupool_rollups_timestamp_seconds", help_text="End of the last minute that is rolled up."),
     _gauge("gpupool_charges_complete_timestamp_seconds", help_text="Time up to which each GPU is charged."),
+    _gauge(
+        "gpupool_system_state",
+        "check",
+        "subject",
+        "state",
+        help_text="1 for the state of a check of the page System health, 0 for its other states.",
+    ),
+    _gauge(
+        "gpupool_system_value",
+        "check",
+        "subject",
+        "unit",
+        help_text="Value of a check of the page System health. Absent if it is unknown.",
+    ),
     _money("gpupool_team_month_charges", help_text="Charges of a team in this month so far."),
     _money(
         "gpupool_team_month_budget", help_text="Budget of a team for this month. Absent without a budget."

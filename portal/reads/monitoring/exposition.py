@@ -20,6 +20,7 @@ from portal.reads.monitoring.pool_metrics import (
     workload_metrics,
 )
 from portal.reads.monitoring.single_gpus import single_gpu_metrics
+from portal.reads.monitoring.system_metrics import system_metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DURATION = "gpupool_metrics_duration_seconds"
@@ -49,6 +50,7 @@ def _values(viewer: User, now: datetime, *, include_gpus: bool) -> dict[str, Met
         **engine_metrics(),
         **ingest_metrics(pools, now),
         **alert_metrics(pools),
+        **system_metrics(viewer, now),
         **(money_metrics(now) if policy.sees_all_charges(viewer) else {}),
         **(single_gpu_metrics(now) if include_gpus else {}),
     }

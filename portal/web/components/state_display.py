@@ -59,6 +59,11 @@ STATE_DISPLAY: dict[str, tuple[str, str, str]] = {
     "reshaping": ("Changing geometry", "maintenance", "idle"),
     "changing": (home_pages.HOST_CHANGES_IT, "starting", "starting"),
     "done": ("Done", "ended", "running"),
+    # checks of the system
+    "good": ("Good", "running", "running"),
+    "attention": ("Attention", "blocked", "idle"),
+    "bad": ("Bad", "failed", "failed"),
+    "unknown": ("Unknown", "pending", "queued"),
     # diagnostics
     "wanted": (home_pages.WAITS_FOR_HOST, "pending", "queued"),
     "passed": ("Passed", "ended", "running"),

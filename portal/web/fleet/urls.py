@@ -16,6 +16,7 @@ from portal.web.fleet import (
     removal,
     repairs,
     retention,
+    system,
     volumes,
 )
 
@@ -45,6 +46,7 @@ urlpatterns = [
     path("settings/pools/<slug:slug>/alerts/", alerts.pool_alerts, name="pool-alerts"),
     path("settings/pools/<slug:slug>/remove/", removal.pool_remove, name="pool-remove"),
     path("settings/health/", health_rules.health_rules, name="health-rules"),
+    path("system/", system.system_health, name="system-health"),
     path("settings/retention/", retention.retention, name="retention"),
     path("settings/database/", database_maintenance.database_maintenance, name="database-maintenance"),
     path("settings/recordings/", recordings.recordings, name="recordings"),

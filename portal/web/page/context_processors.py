@@ -51,6 +51,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("Templates", "templates", "copy"),
             ("API tokens", "tokens", "key"),
             ("Audit", "audit", "history"),
+            ("System health", "system-health", "check"),
             ("Settings", "settings", "settings"),
         ),
     ),
@@ -114,6 +115,8 @@ def _hidden_entries(user: User, in_a_team: bool) -> set[str]:
         hidden.add("approvals")
     if not user.operator:
         hidden |= {"settings", "templates"}
+    if not policy.may(user, "system.see"):
+        hidden.add("system-health")
     return hidden
 
 

@@ -32,6 +32,7 @@ RETENTION_SEE = "Only operators and auditors see how long samples are kept."
 DATABASE_MAINTENANCE_SEE = "Only operators and auditors see the maintenance of the database."
 DATABASE_MAINTENANCE_CHANGE = "Only an operator may announce or end maintenance of the database."
 RETENTION_CHANGE = "Only an operator may change how long samples are kept."
+SYSTEM_SEE = "Only operators and auditors see the health of the system."
 METRICS_SEE = "Only operators and auditors may read the metrics."
 HOST_CHANGE = "Only an operator may change hosts."
 CAPACITY_SEE = (

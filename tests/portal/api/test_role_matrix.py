@@ -207,6 +207,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
         (403, 403, 403, 403, 403, 201, 403, 403),
     ),
     ("POST", "database-maintenance/end/"): ({}, (403, 403, 403, 403, 403, 409, 403, 403)),
+    ("GET", "system/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
     ("GET", "retention/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
     ("PUT", "retention/"): ({"sample_days": 20}, OPERATORS),
     ("POST", "retention/preview/"): ({"sample_days": 20}, OPERATORS),

@@ -281,7 +281,7 @@ async def test_the_edge_process_answers_requests_and_rejects_bad_ports_and_stops
                 except aiohttp.ClientError:
                     assert process.poll() is None
                 await asyncio.sleep(0.1)
-            assert health == {"database": "ok", "redis": "ok"}
+            assert health == {"database": "ok", "redis": "ok", "serves": True}
             async with session.get(f"http://127.0.0.1:{figures}/metrics") as answer:
                 assert "gpupool_edge_agents 0.0" in await answer.text()
             async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:

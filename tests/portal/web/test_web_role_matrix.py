@@ -190,6 +190,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "health-rules": ("GET", ALL),
     "retention": ("GET", SEE_ALL),
     "database-maintenance": ("GET", SEE_ALL),
+    "system-health": ("GET", SEE_ALL),
     "recordings": ("GET", SEE_ALL),
     "recording": ("GET", SEE_ALL),
     "templates": ("GET", ALL),

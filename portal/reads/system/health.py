@@ -1,0 +1,53 @@
+"""Read the health of the installation, once for the page, the API, the command line and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from portal import policy
+from portal.processes.reports import VERSION
+from portal.reads.system.checks import BY_SEVERITY, HealthCheck, HealthState
+from portal.reads.system.data_checks import host_checks, lag_checks, server_clock_check, storage_checks
+from portal.reads.system.file_checks import backup_checks, certificate_checks
+from portal.reads.system.process_checks import edge_checks, engine_checks, process_checks, queue_checks
+
+
+@dataclass(frozen=True)
+class SystemHealth:
+    """All checks. ``state`` is the worst one among them."""
+
+    at: datetime
+    version: str
+    checks: tuple[HealthCheck, ...]
+
+    @property
+    def state(self) -> HealthState:
+        """Return the worst state."""
+        return max((each.state for each in self.checks), key=BY_SEVERITY.index)
+
+    @property
+    def counts(self) -> list[tuple[HealthState, int]]:
+        """Return the number of checks in each state, the worst first."""
+        states = [each.state for each in self.checks]
+        return [(state, states.count(state)) for state in reversed(BY_SEVERITY)]
+
+
+def system_health(viewer: policy.Viewer, now: datetime) -> SystemHealth:
+    """Return all checks. The number of queries is fixed. Raises NotAllowed."""
+    policy.require(viewer, "system.see")
+    return SystemHealth(now, VERSION, tuple(_checks(now)))
+
+
+def _checks(now: datetime) -> Iterator[HealthCheck]:
+    yield from process_checks()
+    yield from edge_checks()
+    yield from engine_checks(now)
+    yield from queue_checks()
+    yield from lag_checks(now)
+    yield from host_checks(now)
+    yield from server_clock_check(now)
+    yield from storage_checks(now)
+    yield from certificate_checks(now)
+    yield from backup_checks(now)
