@@ -1,4 +1,4 @@
-"""Define the commands about all hosts together: status, hosts, isolation, homes, usage, and the health of the system."""
+"""Define the commands about all hosts: status, hosts, isolation, homes, usage, and system health."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from rest_framework.response import Response
 
 from portal.api.base.fields import ResponseSerializer
 from portal.api.base.views import ApiView
+from portal.models import TokenScope
 from portal.reads.system.checks import HealthState
 from portal.reads.system.health import system_health
 
