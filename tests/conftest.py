@@ -44,6 +44,8 @@ NEEDS = {
     "browser": ("Chromium", ("chromium", "chromium-browser", "google-chrome")),
     "sandbox": ("bubblewrap", ("bwrap",)),
     "prometheus": ("Prometheus with promtool", ("promtool",)),
+    "nginx": ("nginx", ("nginx",)),
+    "caddy": ("Caddy", ("caddy",)),
 }
 # The worked examples run in an environment of their own: see examples/requirements.txt.
 EXAMPLES = Path(__file__).resolve().parents[1] / ".gpupool" / "torch"

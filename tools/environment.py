@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tools.console import RunError, run_quietly, say, timed_step
-from tools.paths import EXAMPLES_VENV, PROMETHEUS, PYTHON, ROOT, STATE, VENV, find_program
+from tools.paths import EXAMPLES_VENV, PYTHON, ROOT, STATE, VENV, find_program
 
 TEST_PROGRAMS = {
     "bubblewrap": ("bwrap",),
@@ -23,7 +23,8 @@ TEST_PROGRAMS = {
     "iproute2": ("ip",),
     "nftables": ("nft",),
 }
-PROMETHEUS_PROGRAMS = ("prometheus", "promtool")
+# Programs of Debian packages that would start a server: they are unpacked into `.gpupool`, not installed.
+UNPACKED_PROGRAMS = {"prometheus": ("prometheus", "promtool"), "nginx": ("nginx",), "caddy": ("caddy",)}
 EXAMPLES_REQUIREMENTS = ROOT / "examples" / "requirements.txt"
 
 
@@ -180,8 +181,7 @@ def ensure_test_programs() -> None:
     missing = [name for name, programs in TEST_PROGRAMS.items() if not any(map(shutil.which, programs))]
     if missing and install_system_packages(missing, "the sandbox and browser tests need them"):
         missing = []
-    if not _ensure_prometheus():
-        missing.append("prometheus")
+    missing += [package for package in UNPACKED_PROGRAMS if not _ensure_unpacked(package)]
     if not missing:
         return
     line = f"sudo apt-get install -y {' '.join(missing)}"
@@ -190,25 +190,28 @@ def ensure_test_programs() -> None:
     say(f"  Tests that need {' and '.join(missing)} will be skipped. To run them: {line}")
 
 
-def _ensure_prometheus() -> bool:
-    """Unpack Debian's package of Prometheus into ``.gpupool``. Return True if its programs are there.
+def _ensure_unpacked(package: str) -> bool:
+    """Unpack Debian's package into ``.gpupool``, unless its programs are there. Return True if they are.
 
     The package is not installed, because its installation starts a server.
     """
-    with _exclusive("prometheus"):
-        if all(map(find_program, PROMETHEUS_PROGRAMS)):
+    programs = UNPACKED_PROGRAMS[package]
+    with _exclusive(package):
+        if all(map(find_program, programs)):
             return True
         if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
             return False
-        say(f"  Unpacking Debian's prometheus into {PROMETHEUS}: the tests of metrics need it")
+        say(f"  Unpacking Debian's {package} into {STATE / package}: tests need it")
         with tempfile.TemporaryDirectory() as folder:
-            download = ["apt-get", "download", "prometheus"]
+            download = ["apt-get", "download", package]
             if not _apt_succeeds(download, folder):
                 _apt_succeeds(["apt-get", "update"])
                 _apt_succeeds(download, folder)
-            for package in Path(folder).glob("prometheus_*.deb"):
-                subprocess.run(["dpkg-deb", "--extract", str(package), str(PROMETHEUS)], capture_output=True)
-        return all(map(find_program, PROMETHEUS_PROGRAMS))
+            for file in Path(folder).glob(f"{package}_*.deb"):
+                subprocess.run(
+                    ["dpkg-deb", "--extract", str(file), str(STATE / package)], capture_output=True
+                )
+        return all(map(find_program, programs))
 
 
 def offer_sandbox() -> None:

@@ -10,12 +10,14 @@ STATE = ROOT / ".gpupool"
 VENV = STATE / "venv"
 PYTHON = VENV / "bin" / "python"
 EXAMPLES_VENV = STATE / "torch"
-PROMETHEUS = STATE / "prometheus"
+# Folders of Debian packages that `./run test` unpacks, because their installation would start a server.
+UNPACKED_PACKAGES = ("prometheus", "nginx", "caddy")
 
 
 def find_program(name: str) -> str | None:
-    """Return the path of a program in PATH or in ``.gpupool/prometheus``; None if it is in neither."""
-    return shutil.which(name) or shutil.which(name, path=str(PROMETHEUS / "usr" / "bin"))
+    """Return the path of a program in PATH or in an unpacked package; None if it is in neither."""
+    folders = [STATE / package / "usr" / bin for package in UNPACKED_PACKAGES for bin in ("bin", "sbin")]
+    return shutil.which(name) or shutil.which(name, path=":".join(map(str, folders)))
 
 
 def site_packages() -> Path:

@@ -37,8 +37,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # Timeout for the head of a request and for an idle connection. It is longer than the timeouts of proxies
 # (nginx 60 s, Caddy 120 s), so that the proxy closes the connection first.
 KEEPALIVE_SECONDS = 150.0
-PROBE_PATHS = ("/healthz", "/readyz")
-STANDS_BY = "this edge stands by; another edge serves"
 WORKSPACE_LABEL_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,39}$")
 
 
@@ -57,9 +55,7 @@ class EdgeServer:
         )
         self.events = PageEvents(self.people_threads, self.bus)
         # None if this process always serves.
-        self.election = (
-            ActiveEdge(settings.REDIS_URL, port, self.agents.close) if settings.GPUPOOL_EDGE_STANDBY else None
-        )
+        self.election = ActiveEdge(settings.REDIS_URL, port) if settings.GPUPOOL_EDGE_STANDBY else None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -76,7 +72,7 @@ class EdgeServer:
     async def close(self) -> None:
         """Close every connection and release the resources."""
         if self.election is not None:
-            await self.election.release()  # before the agents connect again
+            await self.election.release()  # before agents connect again
         self.events.close()
         self.access_cache.close()
         await self.agents.close()
@@ -97,7 +93,7 @@ class EdgeServer:
         return await self._probe(is_well=True)
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """Return 200 if the database answers and this process serves, otherwise 503."""
+        """Return 200 if this process serves and the database answers, otherwise 503."""
         return await self._probe(is_well=self.is_active)
 
     async def _probe(self, is_well: bool) -> web.Response:
@@ -110,6 +106,10 @@ class EdgeServer:
         status = 200 if database == "ok" and is_well else 503
         body = {"database": database, "redis": self._redis, "serves": self.is_active}
         return web.json_response(body, status=status)
+
+    def probes(self) -> list[web.RouteDef]:
+        """Return the routes of the probes."""
+        return [web.get("/healthz", self.healthz), web.get("/readyz", self.readyz)]
 
     @property
     def is_active(self) -> bool:
@@ -140,8 +140,6 @@ def application(edge: EdgeServer, port: int) -> web.Application:
 
     @web.middleware
     async def by_host(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not edge.is_active and request.path not in PROBE_PATHS:
-            return web.json_response({"detail": STANDS_BY}, status=503, headers={hdrs.RETRY_AFTER: "1"})
         name = request.headers.get(hdrs.HOST, "").lower()  # aiohttp rejects a request with two Host headers
         if name in own:
             return await handler(request)
@@ -152,8 +150,7 @@ def application(edge: EdgeServer, port: int) -> web.Application:
 
     app = web.Application(middlewares=[by_host], client_max_size=64 * 1024)
     app.add_routes(edge.agents.routes())
-    app.add_routes([web.get("/events", edge.events.handle)])
-    app.add_routes([web.get("/healthz", edge.healthz), web.get("/readyz", edge.readyz)])
+    app.add_routes([web.get("/events", edge.events.handle), *edge.probes()])
     return app
 
 
@@ -180,13 +177,21 @@ async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIt
     )
     await runner.setup()
     counters: web.AppRunner | None = None
+    listener = _Listener(runner, host, port)
     try:
-        await web.TCPSite(runner, host, port, reuse_address=True).start()
+        if edge.election is None:
+            await listener.start()
+        else:
+
+            async def stand_by() -> None:
+                await listener.stop()
+                await edge.agents.close()
+
+            edge.election.on_gain, edge.election.on_loss = listener.start, stand_by
         record_process("edge")
         if metrics_port:
-            counters = await _serve_metrics(metrics_port)
+            counters = await _serve_metrics(edge, metrics_port)
         edge.start()
-        log.info("edge listens", host=host, port=port)
         yield edge
     finally:
         await edge.close()
@@ -195,12 +200,33 @@ async def running_server(host: str, port: int, metrics_port: int = 0) -> AsyncIt
             await counters.cleanup()
 
 
-async def _serve_metrics(port: int) -> web.AppRunner:
+class _Listener:
+    """The listening socket. A process that stands by does not listen, so that proxies use the other one."""
+
+    def __init__(self, runner: web.AppRunner, host: str, port: int) -> None:
+        self._runner, self._host, self._port = runner, host, port
+        self._site: web.TCPSite | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises OSError if the port is taken."""
+        self._site = web.TCPSite(self._runner, self._host, self._port, reuse_address=True)
+        await self._site.start()
+        log.info("edge listens", host=self._host, port=self._port)
+
+    async def stop(self) -> None:
+        """Accept no more connections."""
+        if self._site is not None:
+            await self._site.stop()
+            self._site = None
+            log.info("edge stops listening", host=self._host, port=self._port)
+
+
+async def _serve_metrics(edge: EdgeServer, port: int) -> web.AppRunner:
     async def show(request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
 
     app = web.Application()
-    app.add_routes([web.get("/metrics", show)])
+    app.add_routes([web.get("/metrics", show), *edge.probes()])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

@@ -295,7 +295,7 @@ def test_missing_programs_are_an_error_in_ci(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("CI", "true")
     monkeypatch.setattr(environment, "TEST_PROGRAMS", {"no-such-package": ("no-such-program",)})
     monkeypatch.setattr(environment, "install_system_packages", lambda packages, why: False)
-    monkeypatch.setattr(environment, "PROMETHEUS_PROGRAMS", ())
+    monkeypatch.setattr(environment, "UNPACKED_PROGRAMS", {})
     with pytest.raises(RunError, match="apt-get install -y no-such-package"):
         environment.ensure_test_programs()
 
@@ -304,8 +304,8 @@ def test_prometheus_is_unpacked_and_not_installed(monkeypatch: pytest.MonkeyPatc
     """Check the commands, and that a package that apt does not have is an error in CI."""
     monkeypatch.setenv("CI", "true")
     monkeypatch.setattr(environment, "TEST_PROGRAMS", {})
-    monkeypatch.setattr(environment, "PROMETHEUS_PROGRAMS", ("no-such-program",))
-    monkeypatch.setattr(environment, "PROMETHEUS", tmp_path)
+    monkeypatch.setattr(environment, "UNPACKED_PROGRAMS", {"prometheus": ("no-such-program",)})
+    monkeypatch.setattr(environment, "STATE", tmp_path)
     commands: list[list[str]] = []
     monkeypatch.setattr(environment, "_apt_succeeds", lambda command, folder=None: commands.append(command))
     with pytest.raises(RunError, match="prometheus is missing"):

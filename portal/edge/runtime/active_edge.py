@@ -1,8 +1,8 @@
 """Elect the edge process that serves, if several run (setting GPUPOOL_EDGE_STANDBY).
 
 Agents and the notebooks on their hosts must be connected to the same edge process. So one process serves, and
-the others answer 503 until it ends; a proxy then sends the request to the next process. A key in Redis, which
-expires, names the serving process. While Redis is unavailable, nothing changes.
+the others do not listen until it ends, so that a proxy uses the serving one. A key in Redis, which expires,
+names the serving process. While Redis is unavailable, nothing changes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,19 @@ return holder
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
-class ActiveEdge:
-    """Whether this process serves. ``on_loss`` is called when another process has taken over."""
+async def _do_nothing() -> None:
+    """Stand in for a callback until it is set."""
 
-    def __init__(self, url: str, port: int, on_loss: Callable[[], Awaitable[None]]) -> None:
+
+class ActiveEdge:
+    """Whether this process serves. ``on_gain`` and ``on_loss`` are called when this changes."""
+
+    def __init__(self, url: str, port: int) -> None:
         self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, socket_timeout=2.0)
         # A process that is restarted at the same address has the same name, so it serves at once.
         self.name = f"{socket.gethostname()}:{port}"
-        self._on_loss = on_loss
+        self.on_gain: Callable[[], Awaitable[None]] = _do_nothing
+        self.on_loss: Callable[[], Awaitable[None]] = _do_nothing
         self.is_active = False
         self._is_ending = False
 
@@ -55,12 +60,13 @@ class ActiveEdge:
             return
         if self._is_ending:
             return
-        was_active, self.is_active = self.is_active, holder == self.name
-        if self.is_active and not was_active:
-            log.info("edge serves", name=self.name)
-        elif was_active and not self.is_active:
+        if holder == self.name and not self.is_active:
+            await self.on_gain()
+            self.is_active = True
+        elif holder != self.name and self.is_active:
+            self.is_active = False
             log.warning("edge stands by: another process serves", holder=holder)
-            await self._on_loss()
+            await self.on_loss()
 
     async def keep(self) -> None:
         """Renew the key until the task is cancelled."""
@@ -70,7 +76,9 @@ class ActiveEdge:
 
     async def release(self) -> None:
         """Stop serving, and free the key, so that another process serves at once."""
-        self._is_ending, self.is_active = True, False
+        self._is_ending, was_active, self.is_active = True, self.is_active, False
+        if was_active:
+            await self.on_loss()
         try:
             await cast(Awaitable[int], self._redis.eval(_RELEASE, 1, ACTIVE_EDGE_KEY, self.name))
         except (RedisError, OSError) as error:
