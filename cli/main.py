@@ -23,7 +23,6 @@ from cli.commands import (
     removal,
     reports,
     reservations,
-    system,
     telemetry,
     use,
     workloads,
@@ -56,7 +55,6 @@ COMMAND_MODULES = (
     exports,
     statements,
     telemetry,
-    system,
     account,
 )  # imported because each module adds its commands to ``cli``
 

@@ -194,13 +194,10 @@ def _database(variables: Mapping[str, str]) -> Mapping[str, Any]:
 
     def parse(url: str) -> Mapping[str, Any]:
         parts = urlsplit(url)
-        # urlsplit lower-cases the hostname, which would change a socket folder: use the netloc.
-        places = [place.partition(":") for place in parts.netloc.rpartition("@")[2].split(",")]
+        places = _database_places(parts.netloc)
+        ports = [port for _, port in places]
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-        ports = [port for _, _, port in places]
         if parts.scheme not in DATABASE_SCHEMES or not parts.path.strip("/"):
-            raise ValueError(url)
-        if not all(host for host, _, _ in places) or not all(port.isdecimal() for port in ports if port):
             raise ValueError(url)
         if not options.keys() <= set(DATABASE_PARAMETERS):
             raise ValueError(url)
@@ -210,12 +207,26 @@ def _database(variables: Mapping[str, str]) -> Mapping[str, Any]:
             "NAME": unquote(parts.path.strip("/")),
             "USER": unquote(parts.username or ""),
             "PASSWORD": unquote(parts.password or ""),
-            "HOST": ",".join(unquote(host) for host, _, _ in places),
+            "HOST": ",".join(host for host, _ in places),
             "PORT": ",".join(ports) if any(ports) else "",
             "OPTIONS": options,
         }
 
     return _parse_setting("DATABASE_URL", value, allowed, parse)
+
+
+def _database_places(netloc: str) -> list[tuple[str, str]]:
+    """Return host and port of each server in the netloc of a database's URL. Raises ValueError.
+
+    urlsplit lower-cases the hostname, which would change a socket folder.
+    """
+    places = []
+    for place in netloc.rpartition("@")[2].split(","):
+        host, _, port = place.partition(":")
+        if not host or (port and not port.isdecimal()):
+            raise ValueError(netloc)
+        places.append((unquote(host), port))
+    return places
 
 
 def _redis_url(variables: Mapping[str, str]) -> str:

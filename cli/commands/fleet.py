@@ -1,4 +1,4 @@
-"""Define the commands about all hosts together: status, hosts, isolation, homes and usage."""
+"""Define the commands about all hosts together: status, hosts, isolation, homes, usage, and the health of the system."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from cli import output
 from cli.formatting import format_bytes, format_gpus, relative_time
 from cli.request_options import TIMESTAMP_TYPE
 from cli.session import CliSession, cli, command
+
+HEALTH_STATES = ("good", "unknown", "attention", "bad")
 
 
 @cli.group()
@@ -166,3 +168,18 @@ def usage(session: CliSession, by: str, start: str | None, end: str | None) -> N
     if "scope" in answer:  # a portal of version 0.1 does not send it
         output.print_line(answer["scope"])
     return None
+
+
+@command(cli, "system")
+@click.option("--state", type=click.Choice(HEALTH_STATES), multiple=True, help="Only checks in this state.")
+def system(session: CliSession, state: tuple[str, ...]) -> None:
+    """Show the checks of the installation: processes, queues, lags, storage, certificates, backups."""
+    health = session.client.get("system/")
+    checks = [each for each in health["checks"] if not state or each["state"] in state]
+    if session.json:
+        return output.print_json({**health, "checks": checks})
+    output.print_line(f"Version {health['version']}; the worst state is {health['state']}.")
+    rows = ((each["label"], each["text"], each["state"], each["limit"], each["advice"]) for each in checks)
+    return output.print_table(
+        ("check", "value", "state", "limit", "what to do"), rows, "No check is in this state."
+    )

@@ -25,9 +25,7 @@ JSON_TYPE = "application/json"
 PROCESS_INFO = Gauge(
     "gpupool_process_info", "1 for the role and version of this process", ["role", "version"]
 )
-PROCESS_SECONDS = Gauge(
-    "gpupool_process_seconds_since_report", "Time since the main loop of this process reported"
-)
+PROCESS_SECONDS = Gauge("gpupool_process_seconds_since_report", "age of the last report")
 
 
 def record_process(role: str) -> None:

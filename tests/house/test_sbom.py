@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,17 @@ def test_the_bill_has_each_pin_of_the_lock_files_with_its_hashes(packages: list[
     assert "asgiref" in django.requires
 
 
+def check_component(component: dict[str, Any]) -> None:
+    """Check the fields of one component."""
+    assert component["type"] in ("application", "library") and component["name"]
+    for digest in component.get("hashes", []):
+        assert digest["alg"] == "SHA-256" and re.fullmatch(r"[0-9a-f]{64}", digest["content"])
+    for licence in component.get("licenses", []):
+        assert licence.keys() == {"license"} and licence["license"].keys() == {"name"}
+    for found in component.get("properties", []):
+        assert found["name"] == "gpupool:part" and found["value"] in sbom.LOCKS.values()
+
+
 def test_the_bill_has_the_fields_that_the_schema_requires(packages: list[sbom.LockedPackage]) -> None:
     """Check the rules of the published schema of CycloneDX 1.6 for the fields that are written."""
     bill = json.loads(json.dumps(sbom.bill_of_materials(packages)))
@@ -47,13 +59,7 @@ def test_the_bill_has_the_fields_that_the_schema_requires(packages: list[sbom.Lo
     references = [component["bom-ref"] for component in components]
     assert len(references) == len(set(references))
     for component in components:
-        assert component["type"] in ("application", "library") and component["name"]
-        for digest in component.get("hashes", []):
-            assert digest["alg"] == "SHA-256" and re.fullmatch(r"[0-9a-f]{64}", digest["content"])
-        for licence in component.get("licenses", []):
-            assert licence.keys() == {"license"} and licence["license"].keys() == {"name"}
-        for found in component.get("properties", []):
-            assert found["name"] == "gpupool:part" and found["value"] in sbom.LOCKS.values()
+        check_component(component)
     assert all(PURL.match(component["purl"]) for component in bill["components"])
     assert {entry["ref"] for entry in bill["dependencies"]} == set(references)
     assert {to for entry in bill["dependencies"] for to in entry["dependsOn"]} <= set(references)
