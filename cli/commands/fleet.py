@@ -1,4 +1,4 @@
-"""Define the commands about all hosts together: status, hosts, isolation, homes, usage, and the health of the system."""
+"""Define the commands about all hosts together, such as status and hosts, and the health of the system."""
 
 from __future__ import annotations
 
