@@ -9,17 +9,13 @@ from portal.api.calendar import views as calendar
 from portal.api.fleet import (
     alerts,
     capacity,
-    database_maintenance,
     dcgm_targets,
     gpu_counters,
     gpu_geometry,
     health_rules,
     host_use,
-    recordings,
     repairs,
-    retention,
     samples,
-    system,
     telemetry_files,
     volumes,
 )
@@ -43,6 +39,7 @@ from portal.api.people import accounts as people
 from portal.api.people import identity, security_settings, service_accounts
 from portal.api.people import removal as own_removal
 from portal.api.people import views as own
+from portal.api.system import database_maintenance, health, recordings, retention
 from portal.api.work import right_sizing, run_use, views
 
 urlpatterns = [
@@ -179,7 +176,7 @@ urlpatterns = [
     path("approvals/<uuid:id>/withdraw/", approval_views.WithdrawSubmissionView.as_view()),
     path("database-maintenance/", database_maintenance.DatabaseMaintenanceView.as_view()),
     path("database-maintenance/end/", database_maintenance.EndDatabaseMaintenanceView.as_view()),
-    path("system/", system.SystemHealthView.as_view()),
+    path("system/", health.SystemHealthView.as_view()),
     path("retention/", retention.RetentionView.as_view()),
     path("retention/preview/", retention.RetentionPreviewView.as_view()),
     path("recordings/", recordings.RecordingListView.as_view()),
