@@ -41,5 +41,5 @@ class SystemHealthView(ApiView):
 
     @extend_schema(operation_id="system_read", responses=SystemHealthShape)
     def get(self, request: Request) -> Response:
-        """Return the checks of processes, queues, lags, clocks, storage, certificates and backups."""
+        """Return the checks of processes, queues, clocks, storage and backups. For operators and auditors."""
         return self.object_response(system_health(self.actor, self.now), SystemHealthShape)

@@ -19,7 +19,7 @@ from tests.world import World
 
 READS = {
     *("workload.logs", "approval.see", "recording.see", "metrics.see", "capacity.see", "retention.see"),
-    *("charges.see_all", "audit.see_all"),
+    *("charges.see_all", "audit.see_all", "database_maintenance.see", "identity.see", "system.see"),
 }
 OWN = {"own.change", "token.revoke", "team.join"}
 

@@ -195,7 +195,6 @@ def test_nobody_decides_an_own_request_where_there_are_two_operators(world: Worl
         actor=operator,
         username="second",
         email="s@example.org",
-        password="ein langes Wort 7",
         operator=True,
         now=now,
     )

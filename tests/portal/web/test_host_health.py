@@ -329,7 +329,7 @@ def test_the_confirmation_pages_of_a_host_show_the_effect_on_gpus_and_work(
 def test_the_join_command_of_a_host_with_an_agent_stops_the_old_agent_first(world: World) -> None:
     client, address = signed_in(world.people["operator"]), reverse("host", args=["alpha"])
     assert (
-        "sudo systemctl stop gpupool-agent &amp;&amp; sudo /opt"
+        "sudo systemctl stop gpupool-agent &amp;&amp; printf %s "
         in client.post(address, {"verb": "token"}).content.decode()
     )
     Host.objects.filter(name="alpha").update(agent_version="")
