@@ -16,7 +16,7 @@ from portal.reads.system.process_checks import edge_checks, engine_checks, proce
 
 @dataclass(frozen=True)
 class SystemHealth:
-    """All checks. ``state`` is the worst one among them."""
+    """All checks, those in the worst state first. ``state`` is the worst state among them."""
 
     at: datetime
     version: str
@@ -35,9 +35,10 @@ class SystemHealth:
 
 
 def system_health(viewer: policy.Viewer, now: datetime) -> SystemHealth:
-    """Return all checks. The number of queries is fixed. Raises NotAllowed."""
+    """Return all checks, those in the worst state first. The number of queries is fixed. Raises NotAllowed."""
     policy.require(viewer, "system.see")
-    return SystemHealth(now, VERSION, tuple(_checks(now)))
+    worst_first = sorted(_checks(now), key=lambda each: BY_SEVERITY.index(each.state), reverse=True)
+    return SystemHealth(now, VERSION, tuple(worst_first))
 
 
 def _checks(now: datetime) -> Iterator[HealthCheck]:

@@ -292,6 +292,13 @@ def test_page_api_and_metrics_show_the_same_checks(
         assert sorted(line[-3:] for line in states) == ["0.0", "0.0", "0.0", "1.0"], name
 
 
+def test_checks_in_the_worst_state_are_first(world: World, no_redis: None) -> None:
+    Host.objects.filter(name="alpha").update(lease_state="silent", credential_hash="x")
+    order = [HealthState.BAD, HealthState.ATTENTION, HealthState.UNKNOWN, HealthState.GOOD]
+    states = [each.state for each in system_health(world.operator, world.now).checks]
+    assert states == sorted(states, key=order.index) and len(set(states)) > 1
+
+
 def test_the_number_of_queries_is_fixed(world: World) -> None:
     with CaptureQueriesContext(
         connection,
