@@ -35,7 +35,7 @@ class SystemHealth:
 
 
 def system_health(viewer: policy.Viewer, now: datetime) -> SystemHealth:
-    """Return all checks, those in the worst state first. The number of queries is fixed. Raises NotAllowed."""
+    """Return all checks, the worst first. The number of queries is fixed. Raises NotAllowed."""
     policy.require(viewer, "system.see")
     worst_first = sorted(_checks(now), key=lambda each: BY_SEVERITY.index(each.state), reverse=True)
     return SystemHealth(now, VERSION, tuple(worst_first))
