@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from allauth.socialaccount.models import SocialAccount
+from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
 
@@ -92,9 +93,25 @@ def test_the_test_of_a_connection_names_the_problem(operator: Client) -> None:
 
 def test_a_secret_cannot_be_read_with_another_key(operator: Client, settings: Any) -> None:
     create(operator)
+    settings.GPUPOOL_ENCRYPTION_KEYS = ("another key of this installation",)
     settings.SECRET_KEY = "another key of this installation" * 2
     with pytest.raises(SignInRefused, match="An operator enters the client secret again."):
         _ = settings_of(IdentityProvider.objects.get()).secret
+
+
+def test_a_client_secret_stays_readable_while_the_key_is_replaced(operator: Client, settings: Any) -> None:
+    old, new = "the old key of this installation 1", "the new key of this installation 2"
+    settings.GPUPOOL_ENCRYPTION_KEYS = (old,)
+    create(operator)
+    settings.GPUPOOL_ENCRYPTION_KEYS = (new, old)
+    call_command("rotate_encryption")
+    settings.GPUPOOL_ENCRYPTION_KEYS = (new,)
+    assert settings_of(IdentityProvider.objects.get()).secret == "very secret"
+    settings.GPUPOOL_ENCRYPTION_KEYS = (old,)
+    with pytest.raises(SignInRefused):
+        settings_of(IdentityProvider.objects.get()).secret  # noqa: B018
+    with pytest.raises(CommandError, match="client secret of Corp"):
+        call_command("rotate_encryption")
 
 
 def test_a_rule_is_added_and_removed_after_a_preview(world: World, operator: Client) -> None:

@@ -15,7 +15,7 @@ from portal import locks, policy
 from portal.input_checks import InputChecks, unique_slug
 from portal.models import ClaimGrant, ClaimRule, IdentityProvider, Organisation, User
 from portal.services import audit
-from portal.sign_in.oidc.client_secrets import encrypt_secret
+from portal.sign_in.oidc.client_secrets import encrypt_secret, encrypt_secret_again
 from portal.sign_in.oidc.discovery import fetch_discovery, fetch_keys, is_safe_url
 from portal.sign_in.oidc.providers import (
     ENVIRONMENT_SLUG,
@@ -186,6 +186,20 @@ def remove_provider(
         name = provider.name
         IdentityProvider.objects.filter(pk=provider.pk).delete()
         reject_if_nobody_can_sign_in(name)
+
+
+def encrypt_client_secrets_again() -> int:
+    """Encrypt the client secret of every provider with the first key. Return the number of providers.
+
+    A secret that is changed at the same time is encrypted with the first key already. Raises DecryptionError.
+    """
+    count = 0
+    for provider in IdentityProvider.objects.order_by("pk"):
+        stored = provider.encrypted_secret
+        again = encrypt_secret_again(stored, provider.name)
+        unchanged = IdentityProvider.objects.filter(pk=provider.pk, encrypted_secret=stored)
+        count += unchanged.update(encrypted_secret=again)
+    return count
 
 
 def set_local_sign_in(

@@ -6,16 +6,20 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from portal.services.people.identity.providers import encrypt_client_secrets_again
 from scheduler.models.encrypted_fields import DecryptionError
 from scheduler.services.stored_secrets import encrypt_environments_again
 
 
 class Command(BaseCommand):
-    help = "Encrypt the environment variables of workloads again, with the first key. Then remove old keys."
+    help = "Encrypt the stored secrets again, with the first key. Then remove old keys."
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            count = encrypt_environments_again()
+            workloads, providers = encrypt_environments_again(), encrypt_client_secrets_again()
         except DecryptionError as error:
             raise CommandError(f"{error}; nothing was changed after the first such row") from None
-        self.stdout.write(f"The environments of {count} workloads are encrypted with the first key.")
+        self.stdout.write(
+            f"The environments of {workloads} workloads and the secrets of {providers} identity providers "
+            "are encrypted with the first key."
+        )
