@@ -147,7 +147,7 @@ def test_the_chart_names_the_day_whose_charges_a_click_opens(page: Page) -> None
     place = chart.evaluate(
         """plot => {
             const { xaxis, yaxis } = plot._fullLayout, box = plot.getBoundingClientRect();
-            return [box.left + xaxis._offset + xaxis.l2p(10), box.top + yaxis._offset + yaxis._length / 2];
+            return [box.left + xaxis._offset + xaxis.l2p(10.3), box.top + yaxis._offset + yaxis._length / 2];
         }"""
     )
     page.mouse.move(*place)
