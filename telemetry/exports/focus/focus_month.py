@@ -107,8 +107,8 @@ def _provisional_number(month: date, code: str, currency: str, usual: str) -> st
 def _sums_by_cost_centre(statement: Statement) -> dict[tuple[str, str], tuple[Decimal, Decimal]]:
     """Return (sum of cents, sum with six decimals) of the invoiced lines of each cost centre and currency."""
     lines = statement.lines.filter(shared_out=False).exclude(cost_centre="")
-    # Reversed charges can leave a line without anything.
-    lines = lines.exclude(Q(slot_seconds=0, charged_cents=0, cost_cents=0))
+    # Reversed charges can leave a line without anything, or with less than half a cent.
+    lines = lines.exclude(Q(slot_seconds=0, charged_cents=0, cost_cents=0, charged=0))
     sums = lines.values_list("cost_centre", "currency").annotate(
         cents=Sum("charged_cents", filter=Q(showback=False), default=ZERO),
         exact=Sum("charged", filter=Q(showback=False), default=ZERO),
