@@ -233,17 +233,18 @@ class Installation:
         if os.geteuid() == 0 and shutil.which("ip"):
             self._lay_cable(host)
         host.edge = f"http://{host.address}:{self.gates.make(host.name, host.address)}"
+        if host.namespace and host.number == 1:
+            host.state.mkdir(mode=0o755, parents=True, exist_ok=True)
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK},mode=755", "tmpfs", str(host.state)],
+                check=True,
+            )
         agent = {"name": host.name, "join_token": host.token, "simulate": f"{GPUS}x{MODEL}"}
         command = agent_command(self.folder, host.state, host.edge, agent)
         command[command.index("--on-exit") + 1] = "keep"
         command += ["--launcher", self.launcher]
         host.command = command
         new_boot(host)
-        if host.namespace and host.number == 1:
-            subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK},mode=755", "tmpfs", str(host.state)],
-                check=True,
-            )
         host.service = Service(
             f"agent-{host.name}",
             host.inside(command),
