@@ -13,5 +13,5 @@ from django.conf import settings
 from config.http.body_limit import BodyLimitMiddleware
 from config.http.process_report import ProcessReportMiddleware
 
-_limited = BodyLimitMiddleware(get_asgi_application(), settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
-application = ProcessReportMiddleware(_limited)
+limited_application = BodyLimitMiddleware(get_asgi_application(), settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
+application = ProcessReportMiddleware(limited_application)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from config.asgi import application as production_application
+from config.asgi import limited_application
 from config.http.body_limit import BodyLimitMiddleware
 from config.http.slow_header_guard import HeaderTimeoutProtocol
 
 TIMEOUT_SECONDS = 1.5
 
-application = BodyLimitMiddleware(
-    production_application.app, production_application.most, patience=TIMEOUT_SECONDS
-)
+application = BodyLimitMiddleware(limited_application.app, limited_application.most, patience=TIMEOUT_SECONDS)
 
 
 class ShortHeaderTimeoutProtocol(HeaderTimeoutProtocol):

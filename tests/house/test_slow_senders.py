@@ -131,7 +131,9 @@ def test_a_slow_network_is_not_rejected(server: Server) -> None:
 
 
 def test_production_has_the_same_timeouts() -> None:
-    assert asgi.application.patience == MAX_BODY_WAIT_SECONDS <= 60 and MIN_BODY_BYTES_PER_SECOND >= 1024
+    assert (
+        asgi.limited_application.patience == MAX_BODY_WAIT_SECONDS <= 60 and MIN_BODY_BYTES_PER_SECOND >= 1024
+    )
     assert HeaderTimeoutProtocol.seconds == HEADER_TIMEOUT_SECONDS <= 60
     started = [
         ROOT / "tools" / "site" / "site.py",
