@@ -36,7 +36,7 @@ NAMESPACE = uuid.UUID("8a5a6a52-3c2f-5b0e-9a51-6f2f8f1e7c11")
 
 @dataclass(frozen=True)
 class LockedPackage:
-    """A package of the lock files, with the metadata of its installation; without one, they are empty."""
+    """A package of the lock files. Its metadata are empty if it is not installed."""
 
     name: str
     version: str

@@ -1,1 +1,1 @@
-"""What a request says about the person who signs in: address, browser, device, and failed attempts."""
+"""Read the address, browser, device and failed attempts of a sign-in from its request."""

@@ -91,7 +91,7 @@ def list_tokens(session: CliSession) -> None:
 @SCOPE_OPTION
 @ENDS_OPTION
 def create_token(session: CliSession, name: str, scopes: tuple[str, ...], ends: str | None) -> None:
-    """Create a token with scopes of yours. It ends no later than the token of this command."""
+    """Create a token. It gets no scope that your own token lacks, and ends no later."""
     _print_new_token(session, session.client.post("tokens/", _token_body(name, scopes, ends)))
 
 

@@ -73,7 +73,7 @@ class AccountEffectView(ApiView):
         operation_id="people_effect", parameters=[shapes.EffectQuery], responses=shapes.AccountEffectShape
     )
     def get(self, request: Request, username: str) -> Response:
-        """Return what a change of an account would bring about, also for its running work. For operators."""
+        """Return the effect of a change of an account, with its running work. For operators."""
         user = _person(self, username)
         policy.require(self.actor, "user.change")
         verb = self.validated_query(shapes.EffectQuery)["verb"].replace("-", "_")
