@@ -113,8 +113,8 @@ def build_parser(commands_by_name: Mapping[str, Command]) -> argparse.ArgumentPa
         "--most-processes",
         type=_integer_argument(16, 999_999),
         default=MAX_PROCESSES_PER_RUN,
-        help="limit of processes of a workload with all GPUs of the host, 16 to 999999; with fewer it is "
-        "its share",
+        help="limit of processes of a workload that has all GPUs of the host, 16 to 999999; a workload with "
+        "fewer GPUs gets its share of this limit",
     )
     run.add_argument(
         "--most-tmp",

@@ -126,8 +126,9 @@ class ApiClient:
     ) -> Any:
         """Send a request, and return what ``read`` returns for its answer.
 
-        If the answer is lost, the request is repeated: with the same ``Idempotency-Key``, the portal carries
-        it out only once. A portal without such keys could carry it out twice, so it gets no repetition.
+        If the answer of a POST request is lost, repeat the request with the same ``Idempotency-Key``: the
+        portal carries it out only once. A portal without such keys could carry it out twice, so do not repeat
+        the request there.
         """
         key = str(uuid.uuid4()) if method == "POST" else None
         for wait in REPEAT_WAIT_SECONDS:

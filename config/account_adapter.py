@@ -74,7 +74,7 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
             raise ValidationError(people_pages.too_many_passwords(seconds), code="too_many_login_attempts")
 
     def authenticate(self, request: HttpRequest, **credentials: Any) -> User | None:
-        """Return the user with these credentials. A right password of an open account ends the count."""
+        """Return the user with these credentials. If the account is open, forget its wrong passwords."""
         user: User | None = super().authenticate(request, **credentials)
         if user is not None and user.is_active:
             forget_attempt(self._counters)

@@ -36,6 +36,7 @@ EMAIL_SCHEMES = ("smtp", "smtps", "smtp+tls", "smtp+ssl", "consolemail")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 SECRET_KEY_MIN_LENGTH = 50
 LEASE_SECONDS_RANGE = (5.0, 3600.0)  # shortest and longest lease allowed
+SECURITY_CONTACT_PATTERN = re.compile(r"mailto:[!-~]+@[!-~]+|https://[!-~]+")
 HOST_NAME_PATTERN = re.compile(
     r"^(?=.{1,253}(?::\d+)?$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*(:\d{1,5})?\Z"
 )
@@ -96,6 +97,7 @@ class EnvironmentSettings:
     line_length: str
     trusted_proxies: tuple[IpNetwork, ...]
     oidc: Mapping[str, str]
+    security_contact: str
 
     @property
     def secure(self) -> bool:
@@ -175,6 +177,7 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
             variables, "GPUPOOL_TRUSTED_PROXIES", "127.0.0.1,::1" if environment == "production" else "none"
         ),
         oidc=_oidc(variables),
+        security_contact=_security_contact(variables),
     )
 
 
@@ -219,7 +222,7 @@ def _database(variables: Mapping[str, str]) -> Mapping[str, Any]:
     """
     allowed = (
         "postgresql://USER:PASSWORD@HOST:PORT/NAME (if HOST is a socket folder, write %2F for each /; of a "
-        f"primary and its standbys HOST1:PORT1,HOST2:PORT2; parameters: {', '.join(DATABASE_PARAMETERS)})"
+        f"primary and its standbys: HOST1:PORT1,HOST2:PORT2; parameters: {', '.join(DATABASE_PARAMETERS)})"
     )
     value = _required(variables, "DATABASE_URL", allowed)
 
@@ -363,7 +366,7 @@ def _notebook_domain(variables: Mapping[str, str], edge_url: str, portal_url: st
         raise InvalidSettingError(
             "GPUPOOL_NOTEBOOK_DOMAIN",
             value,
-            f"a domain that is not {portal} or below it, because notebooks could set cookies for the portal",
+            f"a domain other than {portal} and not below it, because notebooks could set its cookies",
         )
     return value
 
@@ -451,6 +454,15 @@ def _oidc(variables: Mapping[str, str]) -> Mapping[str, str]:
         ),
         "scopes": variables.get("GPUPOOL_OIDC_SCOPES", "").strip() or "openid profile email",
     }
+
+
+def _security_contact(variables: Mapping[str, str]) -> str:
+    """Return the URI at which the operators receive reports of vulnerabilities; empty if there is none."""
+    value = variables.get("GPUPOOL_SECURITY_CONTACT", "").strip()
+    if value and not SECURITY_CONTACT_PATTERN.fullmatch(value):
+        allowed = "mailto:ADDRESS or https://HOST/PATH, without spaces"
+        raise InvalidSettingError("GPUPOOL_SECURITY_CONTACT", value[:300], allowed)
+    return value
 
 
 def _email(variables: Mapping[str, str]) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ MAX_COUNTED_EVENTS = 1000
 
 @dataclass(slots=True)
 class EventCount:
-    """The lines of one event in the present second."""
+    """The lines of one event in the current second."""
 
     began_at: float
     first: logging.LogRecord

@@ -7,7 +7,7 @@ import re
 from structlog.types import EventDict, WrappedLogger
 
 HIDDEN = "(hidden)"
-# The part behind these addresses opens an account, a workspace or a calendar feed.
+# The part after each of these addresses gives access to an account, a workspace or a calendar feed.
 SECRET_ADDRESS_PATTERN = re.compile(
     r"(/accounts/password/reset/key/|/accounts/break-glass/|/accounts/oidc/[^\s\"'/]+/login/callback/\?"
     r"|/\.gpupool/enter\?[^\s\"']*?code=|/calendar/feed/)[^\s\"'<>]+"

@@ -8,6 +8,7 @@ from typing import Any
 
 from config import logging_setup
 from config.environment import InvalidSettingError, read_environment
+from portal.wording.people.account_texts import LINK_DAYS
 
 try:
     ENVIRONMENT = read_environment(os.environ)
@@ -47,6 +48,7 @@ GPUPOOL_STATEMENT_KEY = ENVIRONMENT.statement_key
 GPUPOOL_LINE_LENGTH = ENVIRONMENT.line_length
 GPUPOOL_TRUSTED_PROXIES = ENVIRONMENT.trusted_proxies
 GPUPOOL_OIDC = ENVIRONMENT.oidc
+GPUPOOL_SECURITY_CONTACT = ENVIRONMENT.security_contact
 REDIS_URL = ENVIRONMENT.redis_url
 # Path of the Celery application. Lower packages send tasks to it, but may not import config.
 GPUPOOL_TASK_QUEUE = "config.celery.app"
@@ -182,8 +184,7 @@ ACCOUNT_PREVENT_ENUMERATION = True
 # portal/redis_state/sign_in_attempts.py limits passwords. These limits are about codes of second factors, and
 # apply to people whose password was right.
 ACCOUNT_RATE_LIMITS = {"login": "", "login_failed": "5/5m/key"}
-# One-time links for new passwords are valid so long. portal.wording.people.account_texts.py says so.
-PASSWORD_RESET_TIMEOUT = 3 * 24 * 3600
+PASSWORD_RESET_TIMEOUT = LINK_DAYS * 24 * 3600  # seconds; the lifetime of one-time links for passwords
 MFA_FORMS = {
     "authenticate": "portal.web.people.sign_in_form.SecondFactorForm",
     "activate_totp": "portal.web.people.sign_in_form.TurnOnSecondFactorForm",

@@ -8,6 +8,7 @@ from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitVie
 from config.account_adapter import email_page_disabled, provider_pages_disabled
 from config.http.docs_access import for_docs_readers
 from config.http.probes import healthz, readyz
+from config.http.security_contact import security_txt
 from portal.api.fleet.metrics import MetricsView
 from portal.web.people.identity.break_glass import break_glass
 from portal.web.people.identity.oidc import provider_callback, sign_in_with_provider
@@ -19,6 +20,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", healthz, name="healthz"),
     path("readyz", readyz, name="readyz"),
     path("metrics", MetricsView.as_view(), name="metrics"),
+    path(".well-known/security.txt", security_txt, name="security-txt"),
     path("accounts/email/", email_page_disabled),
     path("accounts/3rdparty/", provider_pages_disabled),
     path("accounts/3rdparty/<path:page>", provider_pages_disabled),

@@ -12,12 +12,12 @@ from portal.processes.reports import REPORT_INTERVAL_SECONDS, ProcessReport
 
 
 class WorkerReport(bootsteps.StartStopStep):  # type: ignore[misc]
-    """A step of the start of a worker. The name of the worker before "@" is the role."""
+    """A boot step that reports the worker while it runs. The role is "engine" or "worker"."""
 
     requires = ("celery.worker.components:Timer", "celery.worker.components:Pool")
 
     def __init__(self, worker: Any, **options: Any) -> None:
-        """Name the role by the host name of the worker, such as engine@gpus."""
+        """Read the role from the name of the worker, such as engine@gpus."""
         super().__init__(worker, **options)
         role = "engine" if str(worker.hostname).partition("@")[0].startswith("engine") else "worker"
         self._report = ProcessReport(role)

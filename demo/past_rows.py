@@ -250,7 +250,7 @@ def _write_decisions(kept: dict[int, SimulatedCourse], workloads: dict[int, Work
             rows.append(
                 Decision(
                     workload=workloads[number],
-                    kind=Decision.Kind.PLACED,
+                    kind=Decision.DecisionKind.PLACED,
                     code=attempt.code,
                     numbers=attempt.numbers,
                     epoch=0,
@@ -261,7 +261,7 @@ def _write_decisions(kept: dict[int, SimulatedCourse], workloads: dict[int, Work
             rows.append(
                 Decision(
                     workload=workloads[number],
-                    kind=Decision.Kind.EVICTED,
+                    kind=Decision.DecisionKind.EVICTED,
                     code=event.code,
                     numbers=dict(event.numbers),
                     for_workload=workloads.get(event.for_workload or 0),

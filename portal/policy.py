@@ -161,15 +161,15 @@ def _may_not_decide_own(user: Viewer, thing: Any = None) -> bool:
 def needs_separate_approver(submission: Submission) -> bool:
     """Return True if only a person other than its author may decide this submission.
 
-    The settings say so, or leave it open. If they leave it open, the result is True if two people or more
-    have the role that decides: finance for budgets, otherwise operators. The result does not depend on the
-    author.
+    The setting ``separate_approver`` of the organisation decides. If it is None, the result is True if two
+    people or more have the role that decides: finance for budgets, otherwise operators. The result does not
+    depend on the author.
     """
     return _separate_approver("finance" if submission.kind == Submission.Kind.BUDGET else "operator")
 
 
 def operators_need_separate_approver() -> bool:
-    """Return True if no operator may decide an own request at present."""
+    """Return True if no operator may decide their own request now."""
     return _separate_approver("operator")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 OOM_SCORE_FILE = Path("/proc/self/oom_score_adj")
-AGENT_OOM_SCORE = -900  # the service unit sets this value, too; -1000 would never end even a leaking agent
+AGENT_OOM_SCORE = -900  # as in the service unit; -1000 would protect an agent that leaks memory
 
 
 def protect_from_oom_killer(file: Path = OOM_SCORE_FILE) -> list[str]:

@@ -18,7 +18,7 @@ IO_CONTROLLERS = {1: "blkio", 2: "io"}  # by version; they only measure, and set
 DEVICES_CONTROLLER = "devices"  # version 1 only; version 2 needs a BPF program instead of a file
 CPU_PERIOD_MICROSECONDS = 100_000
 MAX_CPU_WEIGHT = 1_000  # of a run with all GPUs of the host; the kernel's default is 100
-V1_CPU_SHARES_PER_WEIGHT = 10  # version 1 has a default of 1,024 for 100 of version 2
+V1_CPU_SHARES_PER_WEIGHT = 10  # the default is 1,024 in version 1 and 100 in version 2
 MAX_PROCESSES_PER_RUN = 16_384  # a fork bomb then harms only its own run
 PARENT_GROUP = "gpupool"
 # In this order: null, zero, full, random, urandom, tty, ptmx, pseudo terminals. Source: the kernel's
@@ -39,8 +39,8 @@ class ControllerRoot:
 class CgroupLimits:
     """The limits of one run; 0 means no limit.
 
-    ``cpu_weight``: the weight of the run when runs compete for the CPU, up to MAX_CPU_WEIGHT; 0: the default
-    of the kernel.
+    ``cpu_weight``: the weight of the run while runs compete for the CPU, up to MAX_CPU_WEIGHT. 0 means the
+    kernel's default.
 
     ``devices``: the device nodes that the run may open in addition to ALWAYS_ALLOWED_DEVICES. None means that
     the run may open every device node.

@@ -17,17 +17,17 @@ RESERVED_MEMORY_SHARE, MAX_RESERVED_MIB = 0.05, 8192
 # A run gets at least this much, however small its share is, because an interpreter with libraries needs it.
 MIN_MEMORY_MIB, MIN_PROCESSES = 1024, 512
 MIN_SCRATCH_BYTES = 1 << 30
-# Below this use of the disk, nobody lacks space, so the share of a run in it is not enforced.
+# While less of the disk is used, no run lacks space, and no run has a limit of temporary files.
 SCRATCH_SHARED_FROM = 0.5
 
 
 def host_memory_mib() -> int:
-    """Return the memory of this host."""
+    """Return the memory of this host in MiB."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
 
 
 def gpu_share(unit_uuids: Collection[str], gpus: Iterable[GpuSeen]) -> float:
-    """Return the share of the host's GPUs that these units are, from 0 to 1.
+    """Return the share of these units in the GPUs of the host, from 0 to 1.
 
     Return 1 if the units are unknown, so that a run is not limited because a GPU could not be read.
     """
@@ -46,9 +46,9 @@ def run_limits(
     max_processes: int,
     devices: list[str] | None = None,
 ) -> CgroupLimits:
-    """Return the limits of a run: those of its request, and otherwise its share of the host.
+    """Return the limits of a run. A limit that its request leaves open is its share of the host.
 
-    ``memory_mib`` is the memory of the host. ``max_processes`` is the limit of a run with all its GPUs.
+    ``memory_mib``: the memory of the host. ``max_processes``: the limit of a run with all GPUs of the host.
     """
     share = gpu_share(wanted.unit_uuids, gpus)
     usable = memory_mib - min(MAX_RESERVED_MIB, int(memory_mib * RESERVED_MEMORY_SHARE))
@@ -65,7 +65,8 @@ def run_limits(
 def scratch_limit_bytes(share: float, disk_bytes: int, used_bytes: int) -> int:
     """Return the limit of a run's temporary files; 0 means no limit.
 
-    There is no limit while much of the disk is free, and none above the size of the disk.
+    There is no limit while less than SCRATCH_SHARED_FROM of the disk is used, or if the limit would exceed
+    the size of the disk.
     """
     limit = max(MIN_SCRATCH_BYTES, int(disk_bytes * share))
     return 0 if used_bytes < disk_bytes * SCRATCH_SHARED_FROM or limit >= disk_bytes else limit

@@ -259,7 +259,7 @@ class SyncConnection:
     async def _run_session(self) -> None:
         headers = {"Authorization": f"Bearer {self._agent.state.identity.credential}"}
         if self._stream_key:
-            # While its database is away, the edge accepts only an agent that it knows by this key.
+            # While its database does not answer, the edge accepts only agents that know the last key.
             headers[STREAM_KEY_HEADER] = self._stream_key
         try:
             async with asyncio.timeout(CONNECT_SECONDS):

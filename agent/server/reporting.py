@@ -266,7 +266,7 @@ class ServerReporter:
     def acknowledge(self, desired: Desired) -> None:
         """Remove the reports that the server has recorded, and answer the challenge of a desired state.
 
-        A desired state that the server sends from memory records nothing.
+        A desired state that the server sends from memory confirms no report.
         """
         if desired.renewed_from_memory:
             return

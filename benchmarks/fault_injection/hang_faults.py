@@ -25,8 +25,8 @@ from benchmarks.fault_injection.process_faults import (
 from benchmarks.harness.conditions import ConditionTimeout, wait_until
 from benchmarks.harness.installation import GRACE_SECONDS
 
-HANG_LEASES = 4  # the database stops for this many leases: leases that were not renewed end meanwhile
-EDGE_HANG_SHARE = 0.6  # of a lease: an edge that is stopped renews nothing
+HANG_LEASES = 4  # duration of the stop of the database; leases that are not renewed end in this time
+EDGE_HANG_SHARE = 0.6  # of a lease, because a stopped edge renews no lease
 STOP_DELAY_SECONDS = 1.0  # a shim checks its lease at least once a second
 
 

@@ -23,7 +23,7 @@ from tools.console import run_quietly
 from tools.kept_postgres import kept_postgres
 from tools.paths import PYTHON, ROOT, STATE
 
-# Increase it if ``year_rows`` or the rows that it uses change.
+# Increase the version if ``year_rows`` or the rows that it uses change.
 VERSION = 1
 SEED = 42
 PREFIX, COMPLETE = "telemetry-year", "complete.json"

@@ -64,7 +64,7 @@ def audit() -> None:
 
 @command(audit, "integrity")
 def show_integrity(session: CliSession) -> None:
-    """Show the seals of the audit records, what their last check found, and the lag of their stream."""
+    """Show the seals of the audit records, the findings of their last check, and the lag of their stream."""
     state = session.client.get("audit/integrity/")
     if session.json:
         return output.print_json(state)

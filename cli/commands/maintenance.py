@@ -72,7 +72,7 @@ def database() -> None:
 
 @command(database, "status")
 def database_status(session: CliSession) -> None:
-    """Show the maintenance that lasts now, and whether the database may be stopped."""
+    """Show the current maintenance, and whether the database may be stopped."""
     return _print(session, session.client.get(DATABASE_PATH))
 
 

@@ -42,7 +42,7 @@ def add_content_security_policy(get_response: GetResponse) -> GetResponse:
     """Give each request a new nonce, and add the policy with this nonce to the response.
 
     The response also gets ``Cache-Control: no-store``, unless it says how it may be kept. Static files do not
-    pass this middleware.
+    pass through this middleware.
     """
 
     def respond(request: HttpRequest) -> HttpResponseBase:

@@ -21,7 +21,6 @@ __all__ = [
     "AuditEvent",
     "AuditProgress",
     "AuditSeal",
-    "EntryCode",
     "IdempotencyRecord",
     "BreakGlassLink",
     "ClaimGrant",

@@ -73,20 +73,6 @@ class User(AbstractUser):
         help_text="a session, an entry code or a workspace session of an older generation is refused",
     )
 
-    @property
-    def sign_in_state(self) -> str:
-        """Return a text that changes with the password and with each end of the user's sessions.
-
-        Sessions and secret addresses contain a hash of it. Generation 0 adds nothing, so that sessions from
-        before the column existed stay valid.
-        """
-        return f"{self.password}\n{self.session_generation}" if self.session_generation else self.password
-
-    def _get_session_auth_hash(self, secret: str | None = None) -> str:
-        """Return the hash that Django compares with the hash in each session of the user."""
-        key_salt = "django.contrib.auth.models.AbstractBaseUser.get_session_auth_hash"
-        return salted_hmac(key_salt, self.sign_in_state, secret=secret, algorithm="sha256").hexdigest()
-
     service_team = models.ForeignKey(
         Team,
         null=True,
@@ -103,6 +89,20 @@ class User(AbstractUser):
         related_name="service_accounts",
         help_text="person who answers for a service account",
     )
+
+    @property
+    def sign_in_state(self) -> str:
+        """Return a text that changes with the password and with each end of the user's sessions.
+
+        Sessions and secret addresses contain a hash of it. Generation 0 adds nothing, so that sessions from
+        before the column existed stay valid.
+        """
+        return f"{self.password}\n{self.session_generation}" if self.session_generation else self.password
+
+    def _get_session_auth_hash(self, secret: str | None = None) -> str:
+        """Return the hash that Django compares with the hash in each session of the user."""
+        key_salt = "django.contrib.auth.models.AbstractBaseUser.get_session_auth_hash"
+        return salted_hmac(key_salt, self.sign_in_state, secret=secret, algorithm="sha256").hexdigest()
 
     @property
     def is_service_account(self) -> bool:

@@ -123,7 +123,7 @@ def evicted_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]
     Tasks of an array are often evicted together, so they share one notice per hour.
     """
     decisions = Decision.objects.filter(
-        kind=Decision.Kind.EVICTED, at__gt=since, at__lte=now, workload__simulated=False
+        kind=Decision.DecisionKind.EVICTED, at__gt=since, at__lte=now, workload__simulated=False
     )
     rows = list(decisions.select_related("workload__array").order_by("pk"))
     limits = load_refund_limits({decision.workload.pool_id for decision in rows})

@@ -20,8 +20,8 @@ from scheduler.state import nudge
 log = logging.getLogger(__name__)
 
 # For each counter: KEYS has the count and the delay; ARGV has the free attempts, the first delay, the longest
-# delay and the time after which the count is forgotten, all in milliseconds. Returns the remaining delay, or
-# if the attempt may go on, 0 and the delay that it has started.
+# delay and the time after which the count is forgotten, all times in milliseconds. Returns two times: the
+# remaining delay, which is 0 if the attempt is allowed, and the delay that an allowed attempt has started.
 COUNT_SCRIPT = """
 local remaining = 0
 for i = 1, #KEYS, 2 do remaining = math.max(remaining, redis.call('PTTL', KEYS[i + 1])) end
@@ -59,6 +59,8 @@ ADDRESS_LIMITS = CounterLimits(free_attempts=50, first_delay=10, longest_delay=6
 
 @dataclass(frozen=True)
 class AttemptCounter:
+    """A counter of attempts. With ``cleared_on_success``, a right password deletes the count."""
+
     name: str
     limits: CounterLimits
     cleared_on_success: bool = True
@@ -87,7 +89,7 @@ def count_attempt(counters: Sequence[AttemptCounter]) -> CountedAttempt:
     """
     keys = [key for counter in counters for key in (counter.key, f"{counter.key}:delay")]
     limits = [counter.limits for counter in counters]
-    seconds = [
+    arguments = [
         value
         for each in limits
         for value in (
@@ -98,7 +100,7 @@ def count_attempt(counters: Sequence[AttemptCounter]) -> CountedAttempt:
         )
     ]
     try:
-        remaining, started = _script()(keys=keys, args=seconds, client=nudge.redis_connection())
+        remaining, started = _script()(keys=keys, args=arguments, client=nudge.redis_connection())
     except redis.RedisError as error:
         log.warning("attempts to sign in cannot be counted: %s", error)
         return CountedAttempt(False, 0)

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 
 MAX_AGENT_LENGTH = 200
 MAX_FORWARDED_ADDRESSES = 50
-IPV6_NETWORK_BITS = 64  # a provider gives one customer at least so many addresses
+IPV6_NETWORK_BITS = 64  # a network provider gives one customer at least a network of this size
 UNKNOWN_ADDRESS = "unknown"
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

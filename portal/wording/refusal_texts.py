@@ -61,7 +61,7 @@ REFUSALS: dict[str, Sentence] = {
         f"A maintenance of the database lasts until {local_time_text(datetime.fromisoformat(n['until']))}: "
         f"{n['why']}. End it first."
     ),
-    "no_database_maintenance": "No maintenance of the database lasts; there is nothing to end.",
+    "no_database_maintenance": "No maintenance of the database is in progress; there is nothing to end.",
     # workloads
     "workload_has_ended": "{name} has already ended; there is nothing to cancel.",
     "array_has_ended": "Every task of {name} has ended or is stopping; there is nothing to cancel.",

@@ -73,7 +73,7 @@ def record_contact(
         until = max(until, maintenance.ends_at)
     known = EdgeContact.objects.filter(pk=process).update(seen_at=now, renews_until=until)
     if not known:
-        # The address can be bound only after the earlier process at it has ended.
+        # Only one process can listen at an address, so an earlier process with this address has ended.
         earlier = EdgeContact.objects.filter(address=address)
         earlier.update(renews_until=Least(F("renews_until"), started_at))
         EdgeContact.objects.filter(

@@ -242,7 +242,9 @@ class _PlanApplication:
                 self._reject(eviction, ALREADY_STOPPING)
                 continue
             self.result.accepted.append(eviction)
-            self._add_decision(workload.pk, Decision.Kind.EVICTED, eviction.code, eviction.numbers, eviction)
+            self._add_decision(
+                workload.pk, Decision.DecisionKind.EVICTED, eviction.code, eviction.numbers, eviction
+            )
             if eviction.for_workload is not None:
                 earmarks[eviction.for_workload] |= set(running[eviction.workload].units)
                 victim_teams[eviction.for_workload].add(running[eviction.workload].team)
@@ -479,7 +481,7 @@ class _PlanApplication:
             workload.state, workload.attempt = WorkloadState.PLACED, workload.attempt + 1
             self.states[workload.pk] = WorkloadState.PLACED
             self.result.accepted.append(placement)
-            self._add_decision(workload.pk, Decision.Kind.PLACED, placement.code, placement.numbers)
+            self._add_decision(workload.pk, Decision.DecisionKind.PLACED, placement.code, placement.numbers)
             self._invalidate_page(nudge.workload_topic(workload.public_id))
         used_reservations = {
             w.reservation_id for p in placements if (w := self.workloads[p.workload]).reservation_id
@@ -503,7 +505,7 @@ class _PlanApplication:
                 continue
             refusal = change.refusal
             if change.code_before != refusal.code:
-                self._add_decision(pk, Decision.Kind.REFUSED, refusal.code, refusal.numbers)
+                self._add_decision(pk, Decision.DecisionKind.REFUSED, refusal.code, refusal.numbers)
                 self._invalidate_page(nudge.workload_topic(change.public_id))
             changed.append(refusal)
             if change.is_first_start and refusal.expected_start is not None:
@@ -541,7 +543,7 @@ class _PlanApplication:
     def _add_decision(
         self,
         workload: int,
-        kind: Decision.Kind,
+        kind: Decision.DecisionKind,
         code: str,
         numbers: ReasonNumbers,
         eviction: Eviction | None = None,

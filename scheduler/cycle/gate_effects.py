@@ -59,10 +59,12 @@ def budget_effect(gates: ClosedGates, team: int, project: int) -> BudgetEffect:
     """Return the combined effect of the gates of a team and of its project."""
     both = gates.get(("team", team), {}), gates.get(("project", project), {})
     stopped = [
-        of[BudgetGate.Action.STOP_BORROWING].until for of in both if BudgetGate.Action.STOP_BORROWING in of
+        of[BudgetGate.GateAction.STOP_BORROWING].until
+        for of in both
+        if BudgetGate.GateAction.STOP_BORROWING in of
     ]
     again = epoch_seconds(max(stopped)) if stopped else None
-    refused = {**both[0], **both[1]}.get(BudgetGate.Action.REFUSE_NEW)
+    refused = {**both[0], **both[1]}.get(BudgetGate.GateAction.REFUSE_NEW)
     if refused is None:
         return BudgetEffect(borrows_again_from=again)
     return BudgetEffect(str(ReasonCode.BUDGET_CLOSED), reason_numbers(refused.numbers), again)

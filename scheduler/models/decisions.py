@@ -13,7 +13,7 @@ from scheduler.models.workloads import Workload
 class Decision(models.Model):
     """A decision of the engine about one workload. A repeated refusal with the same code is not recorded."""
 
-    class Kind(models.TextChoices):
+    class DecisionKind(models.TextChoices):
         PLACED = "placed"
         EVICTED = "evicted"
         REFUSED = "refused"
@@ -21,7 +21,7 @@ class Decision(models.Model):
         ENDED = "ended"  # a member of the gang ended, so the whole gang ended
 
     workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="decisions")
-    kind = models.CharField(max_length=10, choices=Kind.choices)
+    kind = models.CharField(max_length=10, choices=DecisionKind.choices)
     code = models.CharField(max_length=40)
     numbers = models.JSONField(default=dict)
     for_workload = models.ForeignKey(

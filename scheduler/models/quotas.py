@@ -115,13 +115,13 @@ class DecayedUse(models.Model):
 class BudgetGate(models.Model):
     """A gate that telemetry closes when a budget is used up. A closed gate prevents new work or borrowing."""
 
-    class Action(models.TextChoices):
+    class GateAction(models.TextChoices):
         REFUSE_NEW = "refuse_new"
         STOP_BORROWING = "stop_borrowing"
 
     team = models.ForeignKey(Team, null=True, blank=True, on_delete=models.CASCADE)
     project = models.ForeignKey(Project, null=True, blank=True, on_delete=models.CASCADE)
-    action = models.CharField(max_length=16, choices=Action.choices)
+    action = models.CharField(max_length=16, choices=GateAction.choices)
     numbers = models.JSONField(default=dict, help_text="numbers of the reason: measure, limit and spent")
     closed_at = models.DateTimeField()
     until = models.DateTimeField(help_text="end of the budget's period")

@@ -136,5 +136,5 @@ def record_gang_end(workload: Workload, member: Run, code: str, *, restarts: boo
     if member.gpu_events:
         numbers["event"] = ", ".join(member.gpu_events)
     epoch = Leader.objects.values_list("epoch", flat=True).first() or 0
-    kind = Decision.Kind.RESTARTED if restarts else Decision.Kind.ENDED
+    kind = Decision.DecisionKind.RESTARTED if restarts else Decision.DecisionKind.ENDED
     Decision.objects.create(workload=workload, kind=kind, code=code, numbers=numbers, epoch=epoch, at=now)

@@ -19,7 +19,7 @@ def begin_database_maintenance(
 ) -> DatabaseMaintenance:
     """Stop the placement of work, and let edges renew leases from memory, for ``duration`` from now.
 
-    Raises OperationRejected ``database_maintenance_lasts`` if a maintenance lasts already.
+    Raises OperationRejected ``database_maintenance_lasts`` if one is in progress already.
     """
     locks.leader()  # the engine applies no plan, and no second announcement begins, at the same time
     lasting = current_maintenance(now)

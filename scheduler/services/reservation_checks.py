@@ -140,7 +140,7 @@ class _BudgetLimits:
         self.closed = [
             gate
             for owner in owners
-            if (gate := gates.get(owner, {}).get(BudgetGate.Action.REFUSE_NEW)) is not None
+            if (gate := gates.get(owner, {}).get(BudgetGate.GateAction.REFUSE_NEW)) is not None
         ]
 
     def refuses(self, window: Window, before: Window | None = None) -> WindowCheckResult | None:

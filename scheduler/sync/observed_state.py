@@ -101,9 +101,8 @@ def _observe(host: Host, observed: Observed, now: datetime, gpu_faults: Collecti
     if rebooted:
         _clear_reboot_rejection(host, observed)
     Host.objects.filter(pk=host.pk).update(
-        last_sync_at=max(
-            host.last_sync_at or now, now
-        ),  # a statement may wait while later leases are renewed
+        # This statement may have waited while later leases were renewed.
+        last_sync_at=max(host.last_sync_at or now, now),
         boot_id=observed.boot_id[:64],
         agent_version=observed.agent_version[:40],
         agent_start=observed.start or host.agent_start,

@@ -133,7 +133,7 @@ def _gate_numbers(budget: Budget, spent: Decimal) -> dict[str, Any]:
 def _gate_action(budget: Budget) -> str:
     """Return the gate that a budget closes. A budget that stops running work also refuses new work."""
     if budget.action == BudgetAction.STOP_RUNNING:
-        return BudgetGate.Action.REFUSE_NEW
+        return BudgetGate.GateAction.REFUSE_NEW
     return budget.action
 
 

@@ -33,7 +33,7 @@ GIVE_UP_AFTER = timedelta(hours=12)  # since its request: a study that kills eac
 TIME_LIMIT = timedelta(minutes=25)
 # Replays of each model that search for the smallest number of GPUs, after those of the fixed sizes.
 MAX_BISECTIONS = 6
-State = CapacityStudy.State
+State = CapacityStudy.StudyState
 
 
 class _OutOfTimeError(Exception):

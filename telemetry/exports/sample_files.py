@@ -85,7 +85,7 @@ class SampleScope:
 
 @dataclass(frozen=True)
 class _HeldUnit:
-    """A unit, and the allocations whose samples are included with their periods. None: all samples are."""
+    """A unit, and the allocations (id, period) whose samples are included. None: all samples are included."""
 
     unit: int
     held: list[tuple[int, DateTimeTZRange]] | None = None

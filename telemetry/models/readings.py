@@ -14,6 +14,14 @@ from django.db import models
 from scheduler.models import Gpu, Host, Run, Unit
 
 
+class ReadingSource(models.TextChoices):
+    """The source of a reading of a GPU."""
+
+    NVML = "nvml", "NVML"
+    SIMULATED = "simulated", "simulated"
+    DCGM = "dcgm", "dcgm-exporter"
+
+
 class ReadingFault(models.Model):
     """The number of faults of one reading of a host's GPUs on one day (UTC).
 
@@ -21,10 +29,7 @@ class ReadingFault(models.Model):
     ``gpu`` for a line and a GPU in the answer of dcgm-exporter.
     """
 
-    class Source(models.TextChoices):
-        NVML = "nvml", "NVML"
-        SIMULATED = "simulated", "simulated"
-        DCGM = "dcgm", "dcgm-exporter"
+    Source = ReadingSource
 
     class Kind(models.TextChoices):
         OUT_OF_BOUNDS = "out_of_bounds", "impossible value: stored as unknown"
@@ -36,7 +41,7 @@ class ReadingFault(models.Model):
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="reading_faults")
     day = models.DateField()
-    source = models.CharField(max_length=20, choices=Source.choices)
+    source = models.CharField(max_length=20, choices=ReadingSource.choices)
     reading = models.CharField(max_length=30)
     kind = models.CharField(max_length=20, choices=Kind.choices)
     count = models.BigIntegerField()
@@ -109,14 +114,11 @@ class DcgmScrape(models.Model):
 class SlowReading(models.Model):
     """A counter or flag of a GPU that seldom changes. There is a row for each change."""
 
-    class Source(models.TextChoices):
-        NVML = "nvml", "NVML"
-        SIMULATED = "simulated", "simulated"
-        DCGM = "dcgm", "dcgm-exporter"
+    Source = ReadingSource
 
     gpu = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="+")
     reading = models.CharField(max_length=30)
-    source = models.CharField(max_length=10, choices=Source.choices)
+    source = models.CharField(max_length=10, choices=ReadingSource.choices)
     at = models.DateTimeField()
     value = models.BigIntegerField()
 

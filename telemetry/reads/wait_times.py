@@ -143,11 +143,11 @@ class UsualWait:
 
 
 def usual_wait(workload: Workload, size: int, before: timedelta) -> UsualWait | None:
-    """Return the wait of requests like that of a workload, but for ``size`` units; None without a request.
+    """Return the usual wait of similar requests for ``size`` units; None if there is no such request.
 
-    They are the requests that were submitted in the time ``before`` it and have started: of the same pool,
-    profile and models. Requests inside a reservation, with a dependency or with an earliest start are left
-    out, because they did not only wait for GPUs.
+    Similar requests have the pool, profile and models of the workload, were submitted in the time ``before``
+    it, and have started. Requests inside a reservation, with a dependency or with an earliest start are left
+    out, because they did not wait for GPUs alone.
     """
     values: dict[str, Any] = {
         "size": size,

@@ -441,7 +441,10 @@ async def test_an_agent_stops_a_diagnostic_when_a_run_needs_the_gpu(
 def test_the_ptx_kernels_compile_with_nvidias_assembler(tmp_path: Path, architecture: str) -> None:
     source = tmp_path / "kernels.ptx"
     source.write_text(PTX_MODULE)
-    subprocess.run(["ptxas", f"-arch={architecture}", str(source), "-o", str(tmp_path / "out")], check=True)
+    command = ["ptxas", f"-arch={architecture}", str(source), "-o", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out").read_bytes().startswith(b"\x7fELF")
 
 
 # Commands of the operator

@@ -50,11 +50,6 @@ def test_the_documentation_shows_the_tested_examples(name: str) -> None:
     assert documented(name) == (FOLDER / name).read_text()
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
-def test_every_example_compiles(path: Path) -> None:
-    compile(path.read_text(), str(path), "exec", dont_inherit=True)
-
-
 def command(python: str, name: str) -> str:
     return f"{python} -c {shlex.quote((FOLDER / name).read_text())}"
 

@@ -214,6 +214,7 @@ def test_ends_of_other_runs_are_seen_during_a_slow_start(
             (host.folder / "exit.json").write_text(json.dumps(ended))
             while not run.ended:
                 await asyncio.sleep(0.02)
+        assert not looking.done(), "the start has not ended yet"
         release.set()
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)

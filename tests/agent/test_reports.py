@@ -42,9 +42,11 @@ async def test_a_host_with_many_open_streams_can_still_reconnect(edge: FakeEdge,
     await edge.push()
     await edge.until(lambda: len(edge.idle_streams) == 150)
     reports = len(edge.observed)
-    for socket in list(edge.sync_sockets):
+    closed = list(edge.sync_sockets)
+    for socket in closed:
         await socket.close()
-    await edge.until(lambda: len(edge.observed) > reports)
+    await edge.until(lambda: len(edge.observed) > reports and edge.sync_sockets)
+    assert edge.sync_sockets.isdisjoint(closed)
 
 
 async def test_an_agent_reconnects_at_once_after_an_answered_report(
@@ -58,8 +60,11 @@ async def test_an_agent_reconnects_at_once_after_an_answered_report(
         }
     )
     await agent.after_steps("desired", 0)
+    connections = set()
     for _ in range(20):
-        answered = agent.count("desired")
-        for socket in list(edge.sync_sockets):
+        answered, closed = agent.count("desired"), set(edge.sync_sockets)
+        for socket in closed:
             await socket.close()
-        await edge.until(lambda answered=answered: agent.count("desired") > answered)  # type: ignore[misc]
+        await edge.until(lambda: edge.sync_sockets - closed and agent.count("desired") > answered)  # noqa: B023
+        connections |= closed
+    assert len(connections) >= 20, "each round closes a new connection"

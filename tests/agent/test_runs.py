@@ -54,8 +54,7 @@ async def test_a_job_runs_with_its_gpu_and_ends_as_finished(edge: FakeEdge, agen
 
 async def test_an_array_task_gets_its_index(edge: FakeEdge, agent: AgentProcess) -> None:
     await edge.want(job('echo "task $GPUPOOL_ARRAY_INDEX"', array_index=3))
-    await edge.until_state("run-1", "ended")
-    await edge.until(lambda: "task 3" in edge.log("run-1"))
+    assert await agent.printed("run-1") == "task 3\n"
 
 
 async def test_a_job_inherits_no_open_file_but_its_output(edge: FakeEdge, agent: AgentProcess) -> None:

@@ -50,13 +50,15 @@ async def test_a_load_declared_in_the_environment_is_sampled(
     unit = agent.units[0]
     asked = {"GPUPOOL_SIMULATED_UTILISATION": "40"} if command == "sleep 300" else {}
     await edge.want(job(command, units=[unit], environment=asked))
-    await edge.until(
-        lambda: any(
-            row.unit == unit and 35 < (row.utilisation or 0) < 45
-            for batch in edge.batches[-2:]
-            for row in batch.rows
-        )
-    )
+
+    def samples() -> list[float]:
+        rows = [row for batch in edge.batches for row in batch.rows]
+        return [row.utilisation or 0.0 for row in rows if row.unit == unit]
+
+    await edge.until(lambda: samples() and 35 < samples()[-1] < 45)
+    earlier = len(samples())
+    await edge.until(lambda: len(samples()) >= earlier + 2)
+    assert all(35 < utilisation < 45 for utilisation in samples()[earlier:])
 
 
 async def test_uncommitted_samples_are_sent_again_and_kept_until_committed(
@@ -92,6 +94,7 @@ async def test_a_server_restored_from_a_backup_still_gets_pending_samples(
     await agent.kill()
     spool = agent.state / "spool"
     newest = max(spool.glob("*.json"))
+    pending = json.loads(newest.read_text())
     newest.rename(
         spool / "000000005000.json"
     )  # a high number, as after a long time in which earlier batches were committed and deleted
@@ -99,6 +102,7 @@ async def test_a_server_restored_from_a_backup_still_gets_pending_samples(
     edge.batches.clear()
     await agent.start()
     await edge.until(lambda: any(batch.sequence > 5000 for batch in edge.batches))
+    assert pending["sequence"] in [batch.sequence for batch in edge.batches]
 
 
 async def test_samples_taken_without_the_edge_are_sent_later(edge: FakeEdge, agent: AgentProcess) -> None:

@@ -30,7 +30,7 @@ class LossyProxy:
         self.hidden_headers: frozenset[str] = frozenset()
         proxy = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class ForwardingHandler(BaseHTTPRequestHandler):
             def forward(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 link = http.client.HTTPConnection(urlsplit(portal).netloc)
@@ -60,7 +60,7 @@ class LossyProxy:
             def log_message(self, *args: Any) -> None:
                 """Print nothing."""
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), ForwardingHandler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()

@@ -107,6 +107,8 @@ def test_valid_settings_are_read_with_types() -> None:
         ("GPUPOOL_EMAIL_URL", "smtp://[::1"),
         ("GPUPOOL_MAIL_FROM", "a@example.org\nBcc: b@example.org"),
         ("GPUPOOL_MAIL_FROM", "nobody"),
+        ("GPUPOOL_SECURITY_CONTACT", "security@example.org"),
+        ("GPUPOOL_SECURITY_CONTACT", "mailto:a@example.org\nContact: https://other.example.org"),
     ],
 )
 def test_a_wrong_setting_is_rejected_by_name(name: str, value: str) -> None:

@@ -123,7 +123,8 @@ def test_attempts_to_connect_have_constant_pauses(
     try:
         wait_until(lambda: len(attempts) >= 12)
         now.update(host=address.get("host"), port=address.get("port"))
-        pool.putconn(pool.getconn())
+        with pool.connection() as conn:
+            assert conn.execute("SELECT 1").fetchone() == (1,)
     finally:
         pool.close()
 

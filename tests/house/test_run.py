@@ -177,6 +177,7 @@ def test_children_of_a_killed_service_are_ended_before_its_restart(
     child = int((tmp_path / "child").read_text())
     os.kill(parent.process.pid, signal.SIGKILL)
     wait_for(lambda: not parent.alive())
+    assert process_start(child) is not None
     supervisor.check()
     wait_for(lambda: process_start(child) is None)
 

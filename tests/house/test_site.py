@@ -73,6 +73,7 @@ def test_every_killed_service_is_back_in_seconds(demo: Demo) -> None:
             return entry["state"] == "running" and entry["pid"] not in (None, before)
 
         demo.wait_for(is_back, 60)
+        assert demo.status()["services"][name]["restarts"] >= 1
     demo.wait_for(lambda: demo.answers("/readyz"), 30)
 
 

@@ -65,6 +65,7 @@ def test_a_submission_is_decided_without_a_periodic_cycle(
     for _ in range(10):
         workload = queue(live_world, live_world.vision)
         wait_until(lambda w=workload: state_of(w) != "queued")  # type: ignore[misc]
+        assert state_of(workload) == "placed"
 
 
 @pytest.mark.parametrize(
@@ -213,6 +214,7 @@ def test_the_engine_recovers_from_an_emptied_valkey(
     nudge.redis_connection().flushdb()
     workload = queue(live_world, live_world.vision)
     wait_until(lambda: state_of(workload) == "placed")
+    assert Run.objects.filter(workload__in=[warm_up, workload]).count() == 2
 
 
 def test_a_submission_is_committed_at_once_while_valkey_is_down(

@@ -85,9 +85,8 @@ def _unpack(backup: Path, stores: Stores) -> None:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
     _untar(backup / "database" / "base.tar.gz", stores.data)
     _untar(backup / "database" / "pg_wal.tar.gz", stores.data / "pg_wal")
-    (stores.data / ARCHIVING_MARK).unlink(
-        missing_ok=True
-    )  # the first backup of this cluster starts archiving
+    # The first backup of this cluster starts archiving.
+    (stores.data / ARCHIVING_MARK).unlink(missing_ok=True)
     (stores.data / "recovery.signal").touch(mode=0o600)
     stores.data.chmod(0o700)
     if stores.launch.uid is not None:

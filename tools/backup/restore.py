@@ -47,7 +47,10 @@ class RestoreReport:
 
 
 def restore_backup(request: RestoreRequest) -> RestoreReport:
-    """Restore a backup. Raises RunError; then nothing has changed."""
+    """Restore a backup. Raises RunError; the target folder is then unchanged.
+
+    An external database may contain the loaded dump after an error.
+    """
     backup, target = request.backup, request.target
     manifest = read_manifest(backup)
     check_version(backup, manifest)

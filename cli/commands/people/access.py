@@ -185,7 +185,7 @@ def show_security(session: CliSession) -> None:
 @click.option(
     "--own-requests",
     type=click.Choice(["default", "refuse", "allow"]),
-    help="May people decide their own requests? Default: not where there are two operators.",
+    help="May people decide their own requests? Default: not if two people have the role that decides.",
 )
 def set_security(session: CliSession, token_days: int | None, own_requests: str | None) -> None:
     """Change the settings of security. For operators."""

@@ -85,7 +85,7 @@ class EmptyBody(StrictSerializer):
     """A body without fields."""
 
 
-class Why(StrictSerializer):
+class WhyBody(StrictSerializer):
     why = serializers.CharField(
         max_length=1000, required=False, allow_blank=True, default="", help_text="Kept in the audit record."
     )

@@ -13,7 +13,7 @@ from portal import policy
 from portal.api.base import lookups
 from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.schema import page_schema
-from portal.api.base.serializers import PageQuery, Why
+from portal.api.base.serializers import PageQuery, WhyBody
 from portal.api.base.views import ApiView
 from portal.api.calendar import serializers as shapes
 from portal.models import TokenScope
@@ -100,11 +100,11 @@ class ReservationDetailView(ApiView):
 class CancelReservationView(ApiView):
     scope = TokenScope.SUBMIT
 
-    @extend_schema(operation_id="reservations_cancel", request=Why, responses=shapes.ReservationShape)
+    @extend_schema(operation_id="reservations_cancel", request=WhyBody, responses=shapes.ReservationShape)
     def post(self, request: Request, id: UUID) -> Response:
         """Cancel a reservation; workloads inside it are evicted."""
         reservation = get_visible_or_404(_visible_reservations(self), public_id=id)
-        given = self.validated_body(Why)
+        given = self.validated_body(WhyBody)
         return self.object_response(
             reservations.cancel_reservation(**self.service_context, reservation=reservation, **given),
             shapes.ReservationShape,
@@ -199,11 +199,11 @@ class SeriesDetailView(ApiView):
 class CancelSeriesView(ApiView):
     scope = TokenScope.SUBMIT
 
-    @extend_schema(operation_id="series_cancel", request=Why, responses=shapes.GivenUp)
+    @extend_schema(operation_id="series_cancel", request=WhyBody, responses=shapes.GivenUp)
     def post(self, request: Request, id: UUID) -> Response:
         """Cancel every occurrence that is not over, and evict the workloads inside."""
         row = get_visible_or_404(_visible_series(self), public_id=id)
         given_up = recurring_reservations.cancel_series(
-            **self.service_context, series=row, **self.validated_body(Why)
+            **self.service_context, series=row, **self.validated_body(WhyBody)
         )
         return self.object_response({"given_up": given_up}, shapes.GivenUp)

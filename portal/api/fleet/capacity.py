@@ -108,7 +108,7 @@ class CapacityStudyRowShape(ResponseSerializer):
     wait_limit_seconds = serializers.IntegerField()
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
-    state = serializers.ChoiceField(choices=CapacityStudy.State.values)
+    state = serializers.ChoiceField(choices=CapacityStudy.StudyState.values)
     progress = serializers.FloatField(help_text="0 to 1")
     created_at = serializers.DateTimeField()
     ended_at = serializers.DateTimeField(allow_null=True)

@@ -11,7 +11,7 @@ from portal import policy
 from portal.api.base import lookups
 from portal.api.base.fields import ResponseSerializer, slug_field
 from portal.api.base.schema import page_schema
-from portal.api.base.serializers import PageQuery, Why
+from portal.api.base.serializers import PageQuery, WhyBody
 from portal.api.base.views import ApiView
 from portal.models import TokenScope
 from portal.services.money import billing_modes
@@ -26,7 +26,7 @@ class BillingModeShape(ResponseSerializer):
     created_by = serializers.CharField(source="created_by.username")
 
 
-class BillingModeWish(Why):
+class BillingModeWish(WhyBody):
     team = slug_field()
     mode = serializers.ChoiceField(choices=BillingMode.values)
     first_month = serializers.DateField(help_text="first day of a month that is not closed")

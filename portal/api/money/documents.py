@@ -13,7 +13,7 @@ from portal import policy
 from portal.api.base.fields import CurrencyAmount, ResponseSerializer
 from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.schema import page_schema
-from portal.api.base.serializers import PageQuery, Why
+from portal.api.base.serializers import PageQuery, WhyBody
 from portal.api.base.views import ApiView
 from portal.models import TokenScope
 from portal.reads.money import documents as reads
@@ -99,7 +99,7 @@ class BillingShape(ResponseSerializer):
     two_step_close = serializers.BooleanField(help_text="two people close a month")
 
 
-class BillingWish(Why):
+class BillingWish(WhyBody):
     tax_text = serializers.CharField(max_length=300, required=False, allow_blank=True)
     payment_days = serializers.IntegerField(min_value=0, max_value=365, required=False)
     two_step_close = serializers.BooleanField(required=False)
@@ -112,7 +112,7 @@ class BillingZoneShape(ResponseSerializer):
     created_by = serializers.CharField(source="created_by.username", allow_null=True, default=None)
 
 
-class BillingZoneWish(Why):
+class BillingZoneWish(WhyBody):
     first_month = serializers.DateField(help_text="first day of a month in which nothing is charged yet")
     time_zone = serializers.CharField(max_length=60, help_text="such as Europe/Berlin")
 

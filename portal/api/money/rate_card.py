@@ -10,7 +10,7 @@ from rest_framework.response import Response
 from portal.api.base import lookups
 from portal.api.base.fields import ResponseSerializer, slug_field
 from portal.api.base.schema import page_schema
-from portal.api.base.serializers import PageQuery, StrictSerializer, Why
+from portal.api.base.serializers import PageQuery, StrictSerializer, WhyBody
 from portal.api.base.views import ApiView
 from portal.models import TokenScope
 from portal.services.money.billing_currency import change_currency
@@ -59,7 +59,7 @@ class BillingCurrencyShape(ResponseSerializer):
         return decimals_of(row.currency)
 
 
-class BillingCurrencyWish(Why):
+class BillingCurrencyWish(WhyBody):
     currency = serializers.CharField(max_length=10, help_text="a code of ISO 4217, such as EUR")
     first_month = serializers.DateField(help_text="first day of a month that is not charged yet")
 

@@ -7,7 +7,7 @@ from rest_framework import serializers
 
 from portal import policy
 from portal.api.base.fields import CurrencyAmount, ResponseSerializer, slug_field
-from portal.api.base.serializers import PageQuery, StrictSerializer, Why
+from portal.api.base.serializers import PageQuery, StrictSerializer, WhyBody
 from portal.api.money.rate_card import PriceFactorShape
 from portal.reads.money.charge_line import ChargeLineDetail
 from portal.reads.money.charge_scope import SCOPE_KINDS
@@ -199,7 +199,7 @@ class ChargePage(ResponseSerializer):
     scope = ChargeScopeShape()
 
 
-class CloseStatementWish(Why):
+class CloseStatementWish(WhyBody):
     missing_samples_reason = serializers.CharField(
         max_length=1000,
         required=False,

@@ -119,7 +119,7 @@ class RuleRemoveView(ApiView):
         operation_id="identity_rules_remove", request=AccountReasonWish, responses=shapes.SignInSettingsShape
     )
     def post(self, request: Request, id: int) -> Response:
-        """Remove a rule. People lose what it gave them at their next sign-in. For operators."""
+        """Remove a rule. The rights that it gave end at each person's next sign-in. For operators."""
         policy.require(self.actor, "identity.change")
         row = get_visible_or_404(ClaimRule.objects.select_related("team"), pk=id)
         rules.remove_rule(**self.service_context, rule=row, **self.validated_body(AccountReasonWish))
@@ -135,7 +135,7 @@ class RulesPreviewView(ApiView):
         responses=shapes.RulesEffectShape,
     )
     def post(self, request: Request) -> Response:
-        """Return what the rules, with one more or fewer, would change at the next sign-ins. For operators."""
+        """Return the effect of one more or one fewer rule at the next sign-ins. For operators."""
         body = self.validated_body(shapes.RulesPreviewWish)
         found = rules.preview_rules(actor=self.actor, now=self.now, **body)
         return self.object_response(found, shapes.RulesEffectShape)

@@ -87,7 +87,7 @@ class NewRule(RuleFields):
 
 
 class RulesPreviewWish(StrictSerializer):
-    add = RuleFields(required=False, help_text="a rule more")
+    add = RuleFields(required=False, help_text="an additional rule")
     remove = serializers.IntegerField(
         required=False, min_value=1, max_value=2**63 - 1, help_text="the id of a rule"
     )

@@ -118,7 +118,7 @@ class SecuritySettingsShape(ResponseSerializer):
     token_days = serializers.IntegerField(help_text="Longest life of an API token, in days.")
     separate_approver = serializers.BooleanField(
         allow_null=True,
-        help_text="Nobody decides their own request. Null: where there are two operators.",
+        help_text="Nobody decides their own request. Null: true if two people have the role that decides.",
     )
     separate_approver_in_force = serializers.BooleanField()
 

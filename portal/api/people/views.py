@@ -123,7 +123,7 @@ class RevokeTokenView(ApiView):
 
 
 def created_token(view: ApiView, account: User | None = None) -> Response:
-    """Create a token as the body says, for the caller or for a service account. Return its text."""
+    """Create a token with the fields of the body, for the caller or a service account. Return its text."""
     given = view.validated_body(shapes.TokenWish)
     if given.get("scopes") is None:
         has = TokenScope.values if view.token is None else view.token.scopes
@@ -167,7 +167,7 @@ class AuditIntegrityView(ApiView):
 
     @extend_schema(operation_id="audit_integrity", responses=shapes.AuditIntegrityShape)
     def get(self, request: Request) -> Response:
-        """Return the seals of the audit records, what their last check found, and the lag of their stream."""
+        """Return the seals of audit records, the findings of the last check, and the lag of the stream."""
         policy.require(self.actor, "audit.see_all")
         state = audit_integrity(self.now, has_receiver=bool(settings.GPUPOOL_AUDIT_STREAM))
         values = asdict(state)

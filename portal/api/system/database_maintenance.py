@@ -26,7 +26,7 @@ class DatabaseMaintenanceEnd(StrictSerializer):
 
 
 class DatabaseMaintenanceShape(ResponseSerializer):
-    starts_at = serializers.DateTimeField(allow_null=True, help_text="null: no maintenance lasts")
+    starts_at = serializers.DateTimeField(allow_null=True, help_text="null: there is no maintenance")
     ends_at = serializers.DateTimeField(allow_null=True)
     reason = serializers.CharField()
     announced_by = serializers.CharField()
@@ -40,7 +40,7 @@ class DatabaseMaintenanceView(ApiView):
 
     @extend_schema(operation_id="database_maintenance_read", responses=DatabaseMaintenanceShape)
     def get(self, request: Request) -> Response:
-        """Return the planned maintenance of the database that lasts now. For operators and auditors."""
+        """Return the current maintenance of the database. For operators and auditors."""
         policy.require(self.actor, "database_maintenance.see")
         return _response(self)
 

@@ -14,7 +14,7 @@ from portal import policy
 from portal.api.base import lookups
 from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.schema import page_schema
-from portal.api.base.serializers import EmptyBody, PageQuery, Why
+from portal.api.base.serializers import EmptyBody, PageQuery, WhyBody
 from portal.api.base.views import ApiView
 from portal.api.work import (
     array_serializers,
@@ -182,12 +182,12 @@ class ArrayDetailView(ApiView):
 class CancelArrayView(ApiView):
     scope = TokenScope.SUBMIT
 
-    @extend_schema(operation_id="arrays_cancel", request=Why, responses=array_serializers.CancelledTasks)
+    @extend_schema(operation_id="arrays_cancel", request=WhyBody, responses=array_serializers.CancelledTasks)
     def post(self, request: Request, id: UUID) -> Response:
         """Cancel every task that has not ended."""
         row = get_visible_or_404(_visible_arrays(self), public_id=id)
         cancelled = workload_changes.cancel_array(
-            **self.service_context, array=row, **self.validated_body(Why)
+            **self.service_context, array=row, **self.validated_body(WhyBody)
         )
         return self.object_response({"cancelled": cancelled}, array_serializers.CancelledTasks)
 
@@ -303,13 +303,15 @@ class WorkloadReportView(ApiView):
 class CancelWorkloadView(ApiView):
     scope = TokenScope.SUBMIT
 
-    @extend_schema(operation_id="workloads_cancel", request=Why, responses=workload_serializers.WorkloadShape)
+    @extend_schema(
+        operation_id="workloads_cancel", request=WhyBody, responses=workload_serializers.WorkloadShape
+    )
     def post(self, request: Request, id: UUID) -> Response:
         """Stop a workload, or remove it from the queue."""
         workload = get_visible_or_404(_visible_workloads(self), public_id=id)
         return self.object_response(
             workload_changes.cancel_workload(
-                **self.service_context, workload=workload, **self.validated_body(Why)
+                **self.service_context, workload=workload, **self.validated_body(WhyBody)
             ),
             workload_serializers.WorkloadShape,
         )

@@ -95,8 +95,9 @@ class LeaseMemory:
 
         - The last answer of the database for this host was a desired state, to the same process of the agent.
         - The lease has not ended meanwhile. So the database has not given the host's work to another host.
-        - This process has had contact with the database within MEMORY_RENEWAL_SECONDS, and so has the host's
-          last report. During an announced maintenance of the database both limits are its end.
+        - This process has had contact with the database within MEMORY_RENEWAL_SECONDS, and the database has
+          handled a report of the host within this time. During an announced maintenance of the database,
+          both limits are its end.
 
         The answer names the runs that the database named last, so nothing new is placed.
         """

@@ -6,7 +6,6 @@ The database handles one report of a connection at a time, and always the newest
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 import structlog
@@ -117,5 +116,6 @@ async def end_sync(connection: AgentConnection) -> None:
     connection.unsynced = None
     if connection.syncing is not None:
         connection.syncing.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await connection.syncing
+        await asyncio.wait((connection.syncing,))
+        if not connection.syncing.cancelled() and (error := connection.syncing.exception()) is not None:
+            log.info("last report of a connection not handled", host=connection.host.name, error=str(error))

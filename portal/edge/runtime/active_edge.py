@@ -35,7 +35,7 @@ _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL
 
 
 async def _do_nothing() -> None:
-    """Stand in for a callback until it is set."""
+    """Do nothing. This is the default of both callbacks."""
 
 
 class ActiveEdge:

@@ -12,9 +12,9 @@ from scheduler.models import DatabaseMaintenance, EdgeContact
 
 @dataclass(frozen=True)
 class DatabaseMaintenanceStatus:
-    """The maintenance that lasts, or None, and the edges in contact with the database.
+    """The current maintenance, or None, and the number of edges in contact with the database.
 
-    ``edges_ready`` of them renew leases until the announced end.
+    ``edges_ready``: number of these edges that renew leases until the announced end.
     """
 
     maintenance: DatabaseMaintenance | None
@@ -23,12 +23,12 @@ class DatabaseMaintenanceStatus:
 
     @property
     def may_stop_database(self) -> bool:
-        """Return True if a maintenance lasts and every edge knows its end."""
+        """Return True if a maintenance is in progress and every edge knows its end."""
         return self.maintenance is not None and 0 < self.edges == self.edges_ready
 
 
 def database_maintenance_status(now: datetime) -> DatabaseMaintenanceStatus:
-    """Return the maintenance of the database that lasts now. This takes two queries."""
+    """Return the status of the maintenance of the database at ``now``. This takes two queries."""
     maintenance = current_maintenance(now)
     since = now - timedelta(seconds=lease_rules().margin_seconds)
     known = list(EdgeContact.objects.filter(seen_at__gte=since).values_list("renews_until", flat=True))

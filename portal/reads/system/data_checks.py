@@ -42,7 +42,7 @@ SELECT pg_database_size(current_database()),
 def lag_checks(now: datetime) -> Iterator[HealthCheck]:
     """Check the age of rollups and charges. Takes two queries.
 
-    Without a host that answers no samples arrive, so the age of rollups says nothing about the worker.
+    If no host answers, no samples arrive, and the age of rollups says nothing about the worker.
     """
     fresh = data_freshness()
     present = Gpu.objects.filter(host=OuterRef("pk"), retired_at=None)

@@ -77,7 +77,7 @@ def backup_checks(now: datetime) -> Iterator[HealthCheck]:
 
 
 def last_backup(folder: Path) -> LastBackup | None:
-    """Return the last backups in a folder of `./run backup`; None if the folder cannot be read."""
+    """Return the last backups in a folder of `./run backup`; None if it or a manifest is unreadable."""
     finished: list[datetime] = []
     verified: list[datetime] = []
     try:

@@ -47,7 +47,7 @@ def edge_checks() -> Iterator[HealthCheck]:
         holder = serving_edge()
         lost = bool(nudge.redis_connection().exists(LOG_LOSS_KEY))
     except RedisError:
-        pass  # both values stay unknown
+        pass  # a value that was not read stays unknown
     if settings.GPUPOOL_EDGE_STANDBY:
         value = None if holder is None else float(bool(holder))
         text = system_texts.UNKNOWN if holder is None else holder or system_texts.NONE_SERVES

@@ -58,9 +58,9 @@ def sizing_advice(
 ) -> list[SizingAdvice]:
     """Return the advice that the viewer may see, in order of saved GPU-hours.
 
-    People see the advice for their own work, leads that of their teams. The saved part of a cost tells
-    the cost, so only people who may see the charges of the work see it. ``led_teams`` returns the teams that
-    the viewer leads, if the caller has read them.
+    People see the advice for their own work, and leads that for the work of their teams. The saved money
+    reveals the cost, so only people who may see the charges of the work see it. ``led_teams`` returns the
+    teams that the viewer leads, if the caller has read them.
     """
     led = policy.teams_whose_waste_is_named(viewer)
     if led is not None:

@@ -19,7 +19,7 @@ MAX_NAMES = 2
 
 @dataclass(frozen=True)
 class StepOwners:
-    """The hosts or the people with most time in a step, at most MAX_NAMES. ``text`` says it without names."""
+    """At most MAX_NAMES hosts or people with most time in a step. ``text`` is shown if there are none."""
 
     hosts: Sequence[str] = ()
     people: Sequence[str] = ()

@@ -23,7 +23,8 @@ from telemetry.reads.wait_times import usual_wait
 from telemetry.reports.build import WorkloadReport
 from telemetry.reports.stored import workload_report
 
-# The waits of requests for fewer GPUs in this time before the run are compared, if there are enough.
+# A report compares the wait of the run with those of requests for fewer GPUs in this time before the run, if
+# there are at least MIN_COMPARED_REQUESTS.
 COMPARED_WAITS = timedelta(days=28)
 MIN_COMPARED_REQUESTS = 5
 UNCHARGED_BUCKETS = ("preempted", "hardware_lost")
@@ -62,7 +63,7 @@ class ReportGap:
 
 @dataclass(frozen=True)
 class EarlierStart:
-    """The usual wait of requests for the number of GPUs that the report advises, beside that of the run."""
+    """The wait of the run, and the median wait of requests for the number of GPUs that the report advises."""
 
     gpus: int
     requests: int
@@ -81,8 +82,8 @@ class RunReportDetails:
 
     ``cost`` is the cost that the money pages show for the workload; None means unknown. ``charge_lines`` are
     its charges by day and bucket, and ``priced_times`` has them by time and price. If ``cost_hidden``, the
-    viewer may not see the charges, and all three are empty. ``earlier_start`` is None without advice to ask
-    for fewer GPUs, with few requests to compare with, and if these waited longer than the run.
+    viewer may not see the charges, and all three are empty. ``earlier_start`` is None if the report
+    does not advise fewer GPUs, if there are too few requests to compare, or if they waited longer.
     ``charged_seconds`` and ``uncharged_seconds`` are slot-seconds, without and of lost work. ``host_seconds``
     is the sum over its runs of the time on their hosts.
     """

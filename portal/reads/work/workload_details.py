@@ -137,7 +137,7 @@ def _add_endings(found: dict[int, WorkloadDetails]) -> None:
     for pk, planned in (planned_stops(running) if running else {}).items():
         found[pk].planned_stop = planned
     evicted = [pk for pk, piece in found.items() if _was_preempted(piece.workload)]
-    evictions = Decision.objects.filter(workload__in=evicted, kind=Decision.Kind.EVICTED)
+    evictions = Decision.objects.filter(workload__in=evicted, kind=Decision.DecisionKind.EVICTED)
     for decision in evictions.order_by("workload_id", "-at", "-pk").distinct("workload_id"):
         found[decision.workload_id].eviction = decision
     for pk, stop in manual_stops.manual_stops_of(piece.workload for piece in found.values()).items():

@@ -1,4 +1,4 @@
-"""Check that the audit records and their seals are those that were sealed."""
+"""Check that no sealed audit record and no seal was removed or changed."""
 
 from __future__ import annotations
 

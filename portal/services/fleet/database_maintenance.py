@@ -21,10 +21,10 @@ AUDITED = ("starts_at", "ends_at", "ended_at", "reason")
 def begin_database_maintenance(
     *, actor: User, minutes: Any, why: str, now: datetime, via: str = "web"
 ) -> DatabaseMaintenance:
-    """Announce that the database may be stopped from now on, for some minutes.
+    """Announce that the database may be stopped during the next ``minutes``.
 
-    Until then nothing is placed, and running work keeps its leases. It ends by itself. Raises Invalid,
-    NotAllowed. Raises OperationRejected if a maintenance lasts already.
+    During this time nothing is placed, and running work keeps its leases. The maintenance ends by itself.
+    Raises Invalid, NotAllowed. Raises OperationRejected if another maintenance is in progress.
     """
     policy.require(actor, "database_maintenance.change")
     checks = InputChecks()
@@ -52,7 +52,7 @@ def end_database_maintenance(
 ) -> DatabaseMaintenance:
     """End the maintenance of the database before its announced end. Work is placed again.
 
-    Raises Invalid, NotAllowed. Raises OperationRejected if no maintenance lasts.
+    Raises Invalid, NotAllowed. Raises OperationRejected if none is in progress.
     """
     policy.require(actor, "database_maintenance.change")
     why = checked_reason(why)

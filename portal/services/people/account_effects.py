@@ -1,4 +1,4 @@
-"""Say what a change of an account brings about, before it is made."""
+"""Compute the effect of a change of an account before the change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from allauth.mfa.models import Authenticator
-from django.db.models import F, Q
+from django.db.models import F
 
 from portal import policy
 from portal.models import ApiToken, User, WorkspaceSession
@@ -23,7 +23,7 @@ CLOSING_VERBS = ("close_account", "remove_person")
 
 @dataclass(frozen=True)
 class AccountEffect:
-    """What a change of an account brings about.
+    """The effect of a change of an account.
 
     ``running`` is work that holds GPUs, and ``waiting`` is work in the queue. ``workspaces`` is the number of
     open workspace sessions. ``tokens`` are the API tokens in force. ``refused`` is the reason why the change
@@ -53,7 +53,7 @@ class AccountEffect:
 
 
 def preview_account_change(*, actor: User, user: User, verb: str, now: datetime) -> AccountEffect:
-    """Return what ``verb`` of ``ACCOUNT_VERBS`` would bring about. Raises NotAllowed.
+    """Return the effect of the change ``verb``, a key of ``ACCOUNT_VERBS``. Raises NotAllowed.
 
     People may preview changes of their own account, which they make on their own pages.
     """
@@ -76,7 +76,5 @@ def preview_account_change(*, actor: User, user: User, verb: str, now: datetime)
 
 def tokens_in_force(user: User, now: datetime) -> list[ApiToken]:
     """Return the API tokens of a user that are neither revoked nor expired, newest first."""
-    ends_later = Q(expires_at=None) | Q(expires_at__gt=now)
-    return list(
-        ApiToken.objects.filter(ends_later, user=user, revoked_at=None).order_by("-created_at", "-pk")
-    )
+    rows = ApiToken.objects.filter(user=user, revoked_at=None, expires_at__gt=now)
+    return list(rows.order_by("-created_at", "-pk"))

@@ -145,7 +145,7 @@ def change_address(
 
 
 def stop_work(*, actor: User, user: User, now: datetime, why: str = "", via: str = "web") -> int:
-    """Stop all work of a person: cancel what waits, and stop what runs. Return the number of workloads.
+    """Cancel the waiting work and stop the running work of a person. Return the number of workloads.
 
     Each workload is stopped in a transaction of its own, so that no lock is held for long. A repeated call
     does no harm. Raises Invalid, NotAllowed.

@@ -78,7 +78,7 @@ def change_user(
 ) -> User:
     """Change the roles of an account, or close or open the account.
 
-    An argument of None keeps the present value. A change ends all sessions of the person. If the account is
+    An argument of None keeps the current value. A change ends all sessions of the person. If the account is
     closed, or with ``revoke_tokens``, its API tokens are revoked. Raises Invalid, NotAllowed. Raises
     OperationRejected if no operator would remain, or if a service account would get a role.
     """
@@ -216,7 +216,7 @@ def set_preferences(
 ) -> User:
     """Set the time zone and the theme of the actor. Raises Invalid, NotAllowed.
 
-    An argument of None keeps the present value. If the time zone is empty, pages use the browser's time zone.
+    An argument of None keeps the current value. If the time zone is empty, pages use the browser's time zone.
     If the browser's time zone is unknown, they use the organisation's.
     """
     policy.require(actor, "own.change")

@@ -13,7 +13,7 @@ from portal.models import User
 def password_link(user: User) -> str:
     """Return the link with which a user sets a new password. It works once and for a limited time.
 
-    The key in the link depends on the present password and e-mail address and on the last sign-in. So the
+    The key in the link depends on the current password and e-mail address and on the last sign-in. So the
     link ends when one of them changes.
     """
     return link_of_key(f"{user_pk_to_url_str(user)}-{default_token_generator.make_token(user)}")

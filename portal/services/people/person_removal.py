@@ -1,4 +1,4 @@
-"""Remove a person who has left: end what they can do, and settle what they leave behind.
+"""Remove a person who has left: end their access, and settle their work, reservations and requests.
 
 The rules are in docs/operations.md, "When a person or a team leaves".
 """

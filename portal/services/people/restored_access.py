@@ -28,7 +28,7 @@ class RevokedAccess:
 
 
 def present_access() -> dict[str, Any]:
-    """Return who may not use what, as JSON values: the argument of `revoke_again`.
+    """Return the access that is denied now, as JSON values: the argument of `revoke_again`.
 
     Passwords are hashes, as in the database. Keep the result as secret as the database.
     """
@@ -46,7 +46,7 @@ def present_access() -> dict[str, Any]:
 
 @transaction.atomic
 def revoke_again(access: Mapping[str, Any], *, now: datetime, via: str = "program") -> RevokedAccess:
-    """Take back in an older database what a newer state of the same database denies.
+    """Revoke in a restored database the access that a newer state of it denies.
 
     ``access`` is the `present_access` of the newer state. Each change gets an audit record. All sessions end,
     because a session that was ended after the restored time is valid again.

@@ -29,7 +29,9 @@ def change_security_settings(
     separate_approver: bool | Literal["unchanged"] | None = "unchanged",
     via: str = "web",
 ) -> Organisation:
-    """Change the settings that are given. ``separate_approver`` of None means: where there are two operators.
+    """Change the settings that are given.
+
+    If ``separate_approver`` is None, the rule applies if two people have the role that decides.
 
     A shorter life of tokens does not change existing tokens. Raises Invalid, NotAllowed.
     """

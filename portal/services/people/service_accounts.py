@@ -77,7 +77,7 @@ def change_service_account(
     active: bool | None = None,
     via: str = "web",
 ) -> User:
-    """Give a service account another owner, or close or open it. An argument of None keeps the present value.
+    """Give a service account another owner, or close or open it. An argument of None keeps the current value.
 
     If the account is closed, its tokens are revoked. Raises Invalid, NotAllowed.
     """

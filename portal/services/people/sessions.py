@@ -1,4 +1,4 @@
-"""End everything through which a person, or somebody in their name, is signed in."""
+"""End the sessions and the API tokens of a person."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def new_setup_code(now: datetime) -> str | None:
 
 
 def is_setup_code(code: str) -> bool:
-    """Return True if ``code`` is the present code."""
+    """Return True if ``code`` is the current code."""
     stored = SetupCode.objects.filter(pk=1).values_list("code_hash", flat=True).first()
     return stored is not None and constant_time_compare(stored, _hash(code))
 

@@ -1,7 +1,7 @@
-"""Record who signed in, from which address, with which program and how, and who failed to.
+"""Record sign-ins and failed sign-ins, with their address, program and method.
 
-Each event is in the audit log and in the log of the process. The name that was typed is not stored if nobody
-has it: people type passwords into the wrong field.
+Each event is in the audit log and in the log of the process. A typed user name that belongs to nobody is not
+stored, because it may be a password that was typed into the wrong field.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOKEN_ADDRESS_UPDATE = timedelta(hours=1)  # the last use from an address is sto
 TOKEN_ADDRESS_KEPT = timedelta(days=90)  # an address that was not used for so long is new again
 MAX_RECENT_TOKEN_USES = 10_000
 
-_recent_token_uses: dict[tuple[int, str], float] = {}  # until when a use needs no look at the database
+_recent_token_uses: dict[tuple[int, str], float] = {}  # end of the time in which a use is not looked up again
 
 
 def record_sign_in(*, user: User, client: ClientDetails, method: str, now: datetime) -> None:
@@ -57,8 +57,8 @@ def record_refused_identity(
 ) -> None:
     """Record a sign-in with an identity provider that was refused. ``account`` is the person, if known.
 
-    Anybody can send refused answers, and audit records are kept for ever. So after many refusals from one
-    address, the log has the rest. Nobody's sign-in is delayed.
+    Anybody can send answers that are refused, and audit records are kept for ever. So after many refusals
+    from one address, further refusals are only logged. Nobody's sign-in is delayed.
     """
     if count_attempt([refused_identities(client.network)]).refused:
         log.warning("identity refused again", address=client.address, provider=provider, code=code)

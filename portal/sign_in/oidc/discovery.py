@@ -1,4 +1,4 @@
-"""Fetch and check what an identity provider says about itself, and its public keys."""
+"""Fetch and check the discovery document and the public keys of an identity provider."""
 
 from __future__ import annotations
 

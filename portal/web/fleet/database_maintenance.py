@@ -30,7 +30,7 @@ class DatabaseMaintenanceForm(ServiceForm):
 
 @sign_in_required
 def database_maintenance(request: HttpRequest) -> HttpResponse:
-    """Show the maintenance that lasts. On POST, begin one; with ``end``, end it."""
+    """Show the current maintenance. On POST, begin one; with ``end``, end it."""
     user, now = current_user(request), timezone.now()
     changes = request.method == "POST"
     policy.require(user, "database_maintenance.change" if changes else "database_maintenance.see")

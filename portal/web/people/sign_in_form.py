@@ -21,7 +21,7 @@ from portal.sign_in.oidc.providers import ProviderSettings, active_providers
 from portal.wording.pages import people_pages
 from portal.wording.people import account_texts
 
-CODES_WAIT_SECONDS = 300  # of the limit login_failed in config/settings.py
+CODES_WAIT_SECONDS = 300  # as in the limit login_failed of config/settings.py
 
 
 class SignInForm(LoginForm):  # type: ignore[misc]
@@ -45,7 +45,7 @@ class SignInForm(LoginForm):  # type: ignore[misc]
 
 
 class OwnAccountEffect:
-    """The part of a form that shows what the change of the own account brings about."""
+    """A part of a form: it shows the effect of a change of the person's own account."""
 
     user: User
 

@@ -95,6 +95,6 @@ ENVIRONMENT_OF_ANOTHER = (
     "environment of {workload} ({variables:.200}) is {owner}'s; allowed: your own values, or none."
 )
 SETUP_CODE_WRONG = (
-    "setup_code is not the present code; allowed: the code that ./run up or the command setup_code printed."
+    "setup_code is not the current code; allowed: the code that ./run up or the command setup_code printed."
 )
 TOKENS_NOT_IN_FORCE = "tokens contains {given}; allowed: {allowed}."

@@ -17,7 +17,7 @@ class CapacityStudy(models.Model):
     ``inputs`` is the frozen demand (compressed JSON); the results can be computed again from it.
     """
 
-    class State(models.TextChoices):
+    class StudyState(models.TextChoices):
         WAITING = "waiting"
         RUNNING = "running"
         DONE = "done"
@@ -31,7 +31,7 @@ class CapacityStudy(models.Model):
     wait_limit_seconds = models.PositiveIntegerField(help_text="p95 wait that the pool should keep")
     start = models.DateTimeField(help_text="start of the replayed time")
     end = models.DateTimeField()
-    state = models.CharField(max_length=10, choices=State.choices, default=State.WAITING)
+    state = models.CharField(max_length=10, choices=StudyState.choices, default=StudyState.WAITING)
     requested_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
@@ -58,17 +58,17 @@ class CapacityStudy(models.Model):
 
 
 CAPACITY_STUDY_TRANSITIONS: dict[str, frozenset[str]] = {
-    CapacityStudy.State.WAITING: frozenset({CapacityStudy.State.RUNNING}),
-    CapacityStudy.State.RUNNING: frozenset(
+    CapacityStudy.StudyState.WAITING: frozenset({CapacityStudy.StudyState.RUNNING}),
+    CapacityStudy.StudyState.RUNNING: frozenset(
         {
-            CapacityStudy.State.DONE,
-            CapacityStudy.State.CUT_SHORT,
-            CapacityStudy.State.EMPTY,
-            CapacityStudy.State.FAILED,
+            CapacityStudy.StudyState.DONE,
+            CapacityStudy.StudyState.CUT_SHORT,
+            CapacityStudy.StudyState.EMPTY,
+            CapacityStudy.StudyState.FAILED,
         }
     ),
-    CapacityStudy.State.DONE: frozenset(),
-    CapacityStudy.State.CUT_SHORT: frozenset(),
-    CapacityStudy.State.EMPTY: frozenset(),
-    CapacityStudy.State.FAILED: frozenset(),
+    CapacityStudy.StudyState.DONE: frozenset(),
+    CapacityStudy.StudyState.CUT_SHORT: frozenset(),
+    CapacityStudy.StudyState.EMPTY: frozenset(),
+    CapacityStudy.StudyState.FAILED: frozenset(),
 }

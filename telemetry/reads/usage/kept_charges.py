@@ -68,9 +68,9 @@ class KeptPeriod:
 
 
 def months_with_new_sums() -> set[date]:
-    """Return the months whose sums of people are not final: of use, with a changed line without cents.
+    """Return the months of use whose sums by person are not final, because a changed line has no cents yet.
 
-    Months that version 0.1 closed are included if a line has no pool, because it merges charges of several.
+    Months that version 0.1 closed are included if a line has no pool: it merges charges of several pools.
     """
     changed = Q(due=True) | Q(pool=None) & ~Q(bucket__in=ADJUSTMENT_BUCKETS)
     month = Coalesce("corrected_month", "statement__month")
@@ -108,7 +108,7 @@ def kept_sums(
     found: list[QuerySet[Any, Any]] = []
     if period.months:
         people = StatementLinePerson.objects.annotate(use_month=USE_MONTH).filter(use_month__in=period.months)
-        # Idle time that teams pay shows no cents in its own line. It has one row: nobody held it.
+        # The line of idle time that teams pay has no cents itself, and one row, because nobody held the time.
         cost = Case(
             When(line__shared_out=True, then=F("line__cost")), default=F("cost_cents"), output_field=_AMOUNT
         )

@@ -71,7 +71,7 @@ class ReducedSeries:
         self._start, self._end, self._most = start, end, most
         self._times, self._values = np.empty(0), np.empty(0)
         self._part = np.empty(0, np.int64)  # numbers of the parts between gaps
-        self._distances = np.zeros(LONGEST_DISTANCE_SECONDS + 1, np.int64)  # how many have n seconds
+        self._distances = np.zeros(LONGEST_DISTANCE_SECONDS + 1, np.int64)  # number of distances of n seconds
 
     @property
     def kept(self) -> int:

@@ -611,6 +611,7 @@ async def test_a_browser_that_does_not_read_is_disconnected_as_well(
     await run_orm(set_state, notebook.run, WorkloadState.ENDED)
     await asyncio.to_thread(publish_hint, ACCESS_CHANNEL)
     await until(lambda: not notebook.edge_site.edge.access_cache._open)
+    assert PIECES_WRITTEN["unread"] < 100_000
     writer.transport.abort()
 
 

@@ -67,11 +67,14 @@ def test_a_start_in_charged_time_is_refused_with_the_reason_and_the_earliest_tim
 
 
 def test_the_earliest_time_that_a_refusal_names_is_accepted(world: World, charged_to: datetime) -> None:
-    set_price(world, world.now.replace(minute=42), charged_to + timedelta(minutes=1))
+    earliest = world.now.replace(minute=42)
+    set_price(world, earliest, charged_to + timedelta(minutes=1))
+    assert Price.objects.filter(model=H100, valid_from=earliest, price_per_gpu_hour=Decimal("2.10")).exists()
 
 
 def test_a_start_in_this_hour_is_accepted_if_nothing_is_charged_after_it(world: World) -> None:
     set_price(world, world.now, world.now + timedelta(minutes=50))
+    assert Price.objects.filter(model=H100, valid_from=world.now, price_per_gpu_hour=Decimal("2.10")).exists()
 
 
 def test_a_past_start_is_refused_with_the_earliest_time(world: World) -> None:

@@ -122,7 +122,7 @@ def change_provider(
     via: str = "web",
     **given: Any,
 ) -> IdentityProvider:
-    """Change the given fields of a provider. An empty secret keeps the present one.
+    """Change the given fields of a provider. An empty secret keeps the current one.
 
     Raises Invalid, NotAllowed. Raises OperationRejected if nobody could sign in any more.
     """

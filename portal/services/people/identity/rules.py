@@ -27,7 +27,7 @@ Claims = Mapping[str, Any]
 
 @dataclass
 class RightsChange:
-    """What the rules change for one person. Teams are slugs; ``joins`` has the role in each team."""
+    """The changes of one person's rights. Teams are slugs; ``joins`` has the role in each team."""
 
     username: str
     joins: dict[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class RightsChange:
 
 @dataclass(frozen=True)
 class RulesEffect:
-    """What the rules would do at the next sign-in of each person whose claims are known."""
+    """The effect of the rules at the next sign-in of each person whose claims are known."""
 
     people: int
     changes: list[RightsChange]
@@ -65,7 +65,7 @@ class RulesEffect:
 
 @dataclass(frozen=True)
 class _Granted:
-    """What the rules grant to a person: the role in each team by its id, and roles in the organisation."""
+    """The rights that the rules grant: the role in each team by its id, and roles in the organisation."""
 
     teams: dict[int, str]
     roles: frozenset[str]
@@ -102,7 +102,10 @@ def create_rule(
 
 
 def remove_rule(*, actor: User, rule: ClaimRule, now: datetime, why: str = "", via: str = "web") -> None:
-    """Remove a rule. People lose what it gave them at their next sign-in. Raises Invalid, NotAllowed."""
+    """Remove a rule. The rights that it gave end at each person's next sign-in.
+
+    Raises Invalid, NotAllowed.
+    """
     policy.require(actor, "identity.change")
     checks = InputChecks()
     why = checks.text("why", why, least=0, most=1000, lines=True)
@@ -146,7 +149,7 @@ def preview_rules(
 
 
 def preview_for_claims(*, actor: User, provider: str, claims: Claims) -> RightsChange:
-    """Return what the rules would give to a new person with these claims. Raises NotAllowed."""
+    """Return the rights that the rules would give to a new person with these claims. Raises NotAllowed."""
     policy.require(actor, "identity.change")
     granted = _granted(claims, _rules_of(provider))
     slugs = dict(Team.objects.filter(pk__in=granted.teams).values_list("pk", "slug"))
@@ -156,7 +159,7 @@ def preview_for_claims(*, actor: User, provider: str, claims: Claims) -> RightsC
 
 
 def apply_rules(*, user: User, provider: str, claims: Claims, now: datetime) -> RightsChange:
-    """Give a person what the rules grant, and take what only rules of this provider gave before.
+    """Give a person the rights that the rules grant, and remove rights that only this provider's rules gave.
 
     The last operator keeps the role. If a role in the organisation changes, all sessions of the person end.
     """
@@ -242,7 +245,7 @@ def _rules_of(provider: str) -> list[ClaimRule]:
 
 
 def _granted(claims: Claims, rules: Iterable[ClaimRule]) -> _Granted:
-    """Return what the rules grant. A lead stays lead if another rule makes the person a member.
+    """Return the rights that the rules grant. A lead stays lead if another rule makes the person a member.
 
     Auditors change nothing, so a person who gets another role in the organisation is no auditor.
     """
@@ -262,7 +265,7 @@ def _granted(claims: Claims, rules: Iterable[ClaimRule]) -> _Granted:
 
 
 def _change_of(user: User, provider: str, claims: Claims, rules: Sequence[ClaimRule]) -> RightsChange:
-    """Return the difference between the present rights of a person and what the rules grant."""
+    """Return the difference between the current rights of a person and those that the rules grant."""
     granted = _granted(claims, [rule for rule in rules if rule.provider == provider])
     own, others = _grants(user, provider)
     change = RightsChange(user.username)

@@ -132,7 +132,7 @@ def identity_provider(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def _provider_form(request: HttpRequest, provider: ProviderSettings, action: str) -> ProviderForm:
-    """Return the form with the posted values, or with the present ones. A removal posts only a reason."""
+    """Return the form with the posted values, or with the current ones. A removal posts only a reason."""
     present = {name: getattr(provider, name) for name in PROVIDER_FIELDS}
     if action == "save":
         return ProviderForm(request.POST, initial=present)
