@@ -1,4 +1,4 @@
-"""Define the commands that show the present use of a notebook or job, and of a host."""
+"""Define the commands that show the current use of a notebook or job, and of a host."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _goes_back(change: DstOccurrence) -> bool:
 def guarantee_effect(
     *, team: str, pool: str, model: str, asked: float, most: float, capacity: float, others: float, own: float
 ) -> str:
-    """Return a sentence about the effect of a guarantee of ``asked`` GPUs, or why it is too large.
+    """Return a sentence about the effect of a guarantee of ``asked`` GPUs, or about its largest size.
 
     The effect is the number of GPUs that stay without a guarantee. ``most`` is the largest guarantee that the
     team could have. ``capacity`` is the size of the pool, ``others`` the sum of other teams' guarantees, and

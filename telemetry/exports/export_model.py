@@ -1,4 +1,4 @@
-"""Define the kinds of exports, whose charges an export contains, and its options.
+"""Define the kinds, the scope and the options of exports.
 
 An export of a closed month has the same bytes each time: it contains only figures and names that the close
 has frozen, and neither the time of the export nor the name of the person who asks for it.
@@ -24,7 +24,7 @@ CLOSED, PROVISIONAL = "closed", "provisional"
 
 @dataclass(frozen=True)
 class ExportScope:
-    """Whose charges an export contains.
+    """The scope of an export: the charges that it contains.
 
     ``kind`` is the value of the column ``scope``: ``all``, ``led_teams`` or ``own``. ``lines`` are the charge
     lines that the viewer may see. ``cells`` are the sums of these lines; None means that the viewer sees all.

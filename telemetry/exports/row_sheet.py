@@ -68,7 +68,7 @@ class RowSheet(Worksheet):
 
 
 class RowWriter:
-    """Writes objects as rows, with one column for each of some attributes."""
+    """Writes objects as rows. Each column shows one attribute."""
 
     def __init__(self, sheet: RowSheet, columns: Sequence[Column], formats: Mapping[str, Format]) -> None:
         """``formats`` has the format of each form of numbers, and of each currency."""

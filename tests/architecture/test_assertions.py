@@ -94,19 +94,19 @@ def test_each_test_has_an_assertion() -> None:
         ("with pytest.raises(ValueError):\n        run()", True),
         ("with django_assert_num_queries(2):\n        run()", True),
         ("expect(page.locator('a')).to_be_visible()", True),
-        ("helper_with_assertion()", True),
-        ("helper_without_assertion()", False),
+        ("checked()", True),
+        ("unchecked()", False),
         ("until(lambda: value)", False),
-        ("value.helper_with_assertion()", False),
+        ("value.checked()", False),
     ],
 )
 def test_a_helper_function_counts_if_it_asserts(body: str, has_assertion: bool) -> None:
     source = f"""
-def helper_with_assertion():
+def checked():
     assert value
 
-def helper_without_assertion():
-    helper_without_assertion()
+def unchecked():
+    unchecked()
 
 def until(happened):
     assert happened()

@@ -184,7 +184,7 @@ class RestorableSite:
 
 @dataclass(frozen=True)
 class BeforeLoss:
-    """What a site had before it was lost: the ids of two jobs, the first one's runs, and some counts."""
+    """The state of a site before it was lost: the ids of two jobs, the first one's runs, and some counts."""
 
     first: str
     second: str
@@ -217,7 +217,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestorableSite]:
 
 @pytest.fixture(scope="module")
 def lost(site: RestorableSite) -> BeforeLoss:
-    """Return what the site had. It was backed up, changed, and then destroyed."""
+    """Back up a site, change it and destroy it. Return its state before the loss."""
     first = site.submit("first")
     site.wait(lambda: site.ticks() > 0, lambda: (site.folder / "agent" / "log").read_text())
     site.wait(lambda: site.ask("GET", f"workloads/{first}/")[1]["state"] == "running")

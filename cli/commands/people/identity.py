@@ -140,7 +140,7 @@ def add_rule(session: CliSession, preview: bool, why: str, **fields: Any) -> Non
 @click.option("--preview", is_flag=True, help="Only show the effect. Nothing is changed.")
 @REASON_OPTION
 def remove_rule(session: CliSession, rule: int, preview: bool, why: str) -> None:
-    """Remove a rule. People lose what it gave them at their next sign-in."""
+    """Remove a rule. The rights that it gave end at each person's next sign-in."""
     if preview:
         return _print_effect(session, {"remove": rule})
     found = session.client.post(f"identity/rules/{rule}/remove/", {"why": why})

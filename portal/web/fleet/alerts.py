@@ -81,7 +81,7 @@ class AlertRuleForm(ServiceForm):
     postpone_minutes = forms.IntegerField(required=False)
 
     def changes(self) -> dict[str, Any]:
-        """Return the fields that differ from the present rule. An empty field keeps its value."""
+        """Return the fields that differ from the current rule. An empty field keeps its value."""
         changed = {name: self.cleaned_data[name] for name in self.changed_data}
         return {name: value for name, value in changed.items() if value is not None}
 

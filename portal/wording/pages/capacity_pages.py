@@ -25,7 +25,7 @@ EXTRA = "That is {cost} a month more than now."
 AS_NOW = "That is the present number."
 TRUST = "Replayed with the present {gpus} GPUs, 19 of 20 wait at most {replayed}; recorded were {recorded}."
 TRUSTED = "The difference is {error}: the replay can be trusted."
-NOT_TRUSTED = "The difference is {error}: take the figures as a direction only."
+NOT_TRUSTED = "The difference is {error}: the figures are only a rough estimate."
 NO_TRUST = "There were no waits to compare with."
 GPUS_CHANGED = (
     "The number of {model} changed in this time, so the recorded waits do not tell whether the replay can be "

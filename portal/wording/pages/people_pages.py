@@ -51,4 +51,4 @@ CERTIFICATES_HELP = "PEM certificates that are trusted in addition to those of t
 PROVIDER_CREATED = "{name} is saved. Test it before people use it."
 PROVIDER_REMOVED = "{name} is removed."
 RULE_ADDED = "The rule is added. It applies to each person at the next sign-in."
-RULE_REMOVED = "The rule is removed. People lose what it gave them at their next sign-in."
+RULE_REMOVED = "The rule is removed. The rights that it gave end at each person's next sign-in."

@@ -1,4 +1,4 @@
-"""Return what changed the use or the capacity of pools in a period, from rows that exist."""
+"""Return the events that changed the use or the capacity of pools in a period, from existing rows."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ ORDER BY 2, 1, 4 LIMIT %(most)s
 class UseEvent:
     """A change in a period. ``kind`` is one of EVENT_KINDS; ``end`` is None for a point in time.
 
-    ``subject`` is a model (price), a host, a month or a pool (size). ``detail`` is the pool of a price, the
-    cause of a gap or the model of a size. ``value`` is the price, or the change of the number of GPUs with
-    its sign. ``count`` is the number of hosts of a gap.
+    ``subject`` is the GPU model of a price, the pool of a change of size, or a host or a month. ``detail`` is
+    the pool of a price, the cause of a gap, or the GPU model of a change of size. ``value`` is the price, or
+    the signed change of the number of GPUs. ``count`` is the number of hosts of a gap.
     """
 
     kind: str

@@ -77,7 +77,7 @@ def test_page_file_and_endpoint_show_the_same_sizes(studied: CapacityStudy, rate
     page = client.get(reverse("capacity-study", args=[studied.public_id]))
     text = page.content.decode()
     assert "are the fewest that keep the wait: 19 of 20 requests start within 10 min" in text
-    assert "take the figures as a direction only" in text  # the recorded waits had another cause
+    assert "the figures are only a rough estimate" in text  # the recorded waits had another cause
     api = APIClient()
     api.force_authenticate(rates.operator)
     [model] = api.get(f"/api/v1/capacity-studies/{studied.public_id}/").json()["models"]

@@ -1,4 +1,4 @@
-"""Test the panel that shows how far the close of a month is, and the months that wait for it."""
+"""Test the panel with the progress of a close, and the list of months that are not closed yet."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ CENTRES = ("CC-100", "CC-110", "CC-200", "CC-300")
 
 @pytest.fixture(autouse=True)
 def in_april() -> Iterator[None]:
-    """Make April the present month, as pages of the present need."""
+    """Let the clock show a time in April, because some pages show the current month."""
     with mock.patch("django.utils.timezone.now", return_value=NOW):
         yield
 

@@ -296,7 +296,7 @@ def test_a_new_installation_creates_its_first_operator_and_shows_the_next_steps(
     assert client.get("/").headers["Location"] == reverse("first-run")
     assert "Setup code" in client.get(reverse("first-run")).content.decode()
     claimed = client.post(reverse("first-run"), values | {"password": PASSWORD, "setup_code": "0" * 32})
-    assert claimed.status_code == 400 and "setup_code is not the present code" in claimed.content.decode()
+    assert claimed.status_code == 400 and "setup_code is not the current code" in claimed.content.decode()
     values["setup_code"] = new_setup_code(timezone.now()) or ""
     refused = client.post(reverse("first-run"), values | {"password": "x"})
     assert refused.status_code == 400 and "password: " not in refused.content.decode()
