@@ -127,7 +127,8 @@ def use_database(name: str, options: str | None = None) -> None:
 def empty_tables(test_case: TransactionTestCase) -> None:
     """Remove the rows that a test committed, and restore the rows that migrations wrote.
 
-    Retry after a deadlock: a process that the test started may still read rows while it ends.
+    Retry after a deadlock: a process that the test started may still read rows while it ends. Connect again,
+    because a test of outages may have broken the connection.
     """
     for attempts_left in (4, 3, 2, 1, 0):
         try:
@@ -137,6 +138,7 @@ def empty_tables(test_case: TransactionTestCase) -> None:
         except OperationalError:
             if not attempts_left:
                 raise
+            connection.close()
             time.sleep(0.5)
 
 
