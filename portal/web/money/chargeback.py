@@ -100,7 +100,7 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         )
         context["overview"] = overview_context(overview)
         if context["total_since"] is not None and overview.change.amount is not None:
-            # The rows of the tree have no corrections, because these have separate rows. The total includes them.
+            # The rows of the tree have no corrections, which are separate rows. The total includes them.
             context["total_since"] = overview.change.amount
     return render(request, "manage/chargeback.html", context)
 

@@ -13,7 +13,7 @@ from telemetry.management.commands._month_argument import month_argument
 
 
 class Command(BaseCommand):
-    help = "Recompute a month of the ledger from the facts and list each difference. Exit with 1 if there is a difference."
+    help = "Recompute a month of the ledger and list each difference. Exit with 1 if there is a difference."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--month", type=month_argument, required=True, help="month as YYYY-MM")
