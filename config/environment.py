@@ -95,6 +95,7 @@ class EnvironmentSettings:
     api_docs: str
     line_length: str
     trusted_proxies: tuple[IpNetwork, ...]
+    notice_networks: tuple[IpNetwork, ...]
     oidc: Mapping[str, str]
 
     @property
@@ -171,6 +172,7 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
         line_length=_choice(
             variables, "GPUPOOL_LINE_LENGTH", "day" if environment == "production" else "hour", LINE_LENGTHS
         ),
+        notice_networks=_networks(variables, "GPUPOOL_NOTICE_NETWORKS", "none"),
         trusted_proxies=_networks(
             variables, "GPUPOOL_TRUSTED_PROXIES", "127.0.0.1,::1" if environment == "production" else "none"
         ),
