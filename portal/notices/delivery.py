@@ -22,6 +22,7 @@ from portal.notices.alerts import begun_alerts, planned_stops_of_unused_work
 from portal.notices.approvals import (
     decided_submissions,
     expired_submissions,
+    late_submissions,
     submissions_to_approve,
 )
 from portal.notices.budgets import budgets_reached
@@ -39,6 +40,7 @@ from portal.notices.maintenance import maintenance_windows
 from portal.notices.recipients import service_account_owners
 from portal.notices.removals import removals
 from portal.notices.reservations import (
+    ending_reservations,
     rebound_reservations,
     released_reservations,
     reservations_at_risk,
@@ -127,10 +129,12 @@ NOTICE_SOURCES = (
     idle_warnings,
     shifted_expected_starts,
     upcoming_reservations,
+    ending_reservations,
     released_reservations,
     reservations_without_units,
     reservations_at_risk,
     submissions_to_approve,
+    late_submissions,
     decided_submissions,
     expired_submissions,
     host_failures,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,6 +17,11 @@ from portal.notices.page_addresses import notice_path
 from portal.wording import channel_texts
 from portal.wording.notice_texts import notice_sentence
 from portal.wording.notice_topics import TOPIC_OF_KIND
+from portal.wording.reservation_events import calendar_of
+from scheduler.state.states import OPEN_RESERVATION_STATES
+
+# Mails about these notices have the reservation as a file for calendar programs.
+CALENDAR_KINDS = ("approved", "approved_changed", "reservation_soon", "reservation_confirmed")
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,13 @@ class OutgoingMessage:
 def outgoing_message(message: NoticeMessage, now: datetime) -> OutgoingMessage:
     """Return the message as text, in the time zone of its reader and with the names that it may show."""
     channel = message.channel
-    items = message.items.select_related("workload__array", "reservation", "submission").order_by("pk")
+    items = message.items.select_related(
+        "workload__array",
+        "reservation__project__team",
+        "reservation__pool",
+        "submission__reservation__project__team",
+        "submission__reservation__pool",
+    ).order_by("pk")
     with timezone.override(zone_of_channel(channel)):
         lines = tuple(_line(item, channel) for item in items)
     return OutgoingMessage(
@@ -87,7 +99,20 @@ def outgoing_message(message: NoticeMessage, now: datetime) -> OutgoingMessage:
         subject=channel_texts.subject([line.sentence for line in lines]),
         lines=lines,
         settings_url=_url(reverse("notice-channel", args=[channel.public_id])),
+        calendar=_calendar_file(list(items), now) if channel.kind == NoticeChannel.Kind.MAIL else None,
     )
+
+
+def _calendar_file(items: Sequence[NoticeMessageItem], now: datetime) -> bytes | None:
+    """Return a file with the confirmed reservations that the items are about; None if there is none."""
+    found = {
+        reservation.pk: reservation
+        for item in items
+        if item.kind in CALENDAR_KINDS
+        for reservation in (item.reservation or (item.submission and item.submission.reservation),)
+        if reservation is not None and reservation.state in OPEN_RESERVATION_STATES
+    }
+    return calendar_of(found.values(), now) if found else None
 
 
 def _line(item: NoticeMessageItem, channel: NoticeChannel) -> MessageLine:

@@ -6,8 +6,8 @@ KIND_LABELS = {"mail": "Mail", "webhook": "Webhook", "service": "Chat service (S
 DIGEST_LABELS = {"none": "At once", "hourly": "Once an hour", "daily": "Once a day, at 08:00"}
 STATE_LABELS = {"waiting": "waits", "sent": "sent", "failed": "failed"}
 ADDRESS_HELP = (
-    "Mail: empty for your own address, or the address of a team's list. Webhook: an https:// URL. Chat service: "
-    "the URL that appriseit.com/services describes, such as slack://TOKEN_A/TOKEN_B/TOKEN_C."
+    "Mail: empty for your own address, or the address of a team's list. Webhook: an https:// URL. Chat "
+    "service: the URL that appriseit.com/services describes, such as slack://TOKEN_A/TOKEN_B/TOKEN_C."
 )
 NEW_ADDRESS_HELP = "Empty: it stays as it is. The address is not shown, because it can contain a secret."
 QUIET_HELP = "Notices of these hours arrive together at their end. Both empty: no quiet hours."
