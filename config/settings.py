@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from config import logging_setup
-from config.environment import InvalidSettingError, read_environment
+from config.environment import LOG_MAIL_BACKEND, InvalidSettingError, read_environment
 
 try:
     ENVIRONMENT = read_environment(os.environ)
@@ -280,6 +280,7 @@ USE_TZ = True
 TIME_ZONE = ENVIRONMENT.time_zone
 
 vars().update(ENVIRONMENT.email)
+GPUPOOL_HAS_MAIL_SERVER = ENVIRONMENT.email.get("EMAIL_BACKEND") != LOG_MAIL_BACKEND
 DEFAULT_FROM_EMAIL = ENVIRONMENT.mail_from
 SERVER_EMAIL = ENVIRONMENT.mail_from
 

@@ -134,13 +134,17 @@ def lock_due_messages(now: datetime, most: int) -> list[NoticeMessage]:
     return list(rows.select_related("channel__user", "channel__team").order_by("due_at", "pk")[:most])
 
 
-def lock_digest(channel: NoticeChannel) -> NoticeMessage | None:
+def lock_digest(channel: NoticeChannel, now: datetime) -> NoticeMessage | None:
     """Lock and return the digest that a channel collects; None if there is none.
 
     Call it inside a transaction. The lock keeps the digest from being sent while an item is added.
     """
     rows = NoticeMessage.objects.select_for_update(no_key=True).filter(
-        channel=channel, state=NoticeMessage.State.WAITING, attempts=0, claimed_until=None
+        channel=channel,
+        state=NoticeMessage.State.WAITING,
+        attempts=0,
+        claimed_until=None,
+        due_at__gt=now,
     )
     return rows.order_by("-due_at").first()
 

@@ -5,7 +5,12 @@ from portal.models.audit import AuditEvent
 from portal.models.audit_seals import AuditProgress, AuditSeal, SealedAuditEvent
 from portal.models.idempotency import IdempotencyRecord
 from portal.models.identity import BreakGlassLink, ClaimGrant, ClaimRule, IdentityProvider
-from portal.models.notice_channels import NoticeChannel, NoticeMessage, NoticeMessageItem
+from portal.models.notice_channels import (
+    NOTICE_MESSAGE_TRANSITIONS,
+    NoticeChannel,
+    NoticeMessage,
+    NoticeMessageItem,
+)
 from portal.models.notices import NoticeMark, Notification, ToldStart
 from portal.models.sign_ins import SetupCode, TokenAddress
 from portal.models.submissions import SUBMISSION_TRANSITIONS, Approval, Submission, SubmissionState, Template
@@ -30,6 +35,7 @@ __all__ = [
     "EntryCode",
     "IdentityProvider",
     "Membership",
+    "NOTICE_MESSAGE_TRANSITIONS",
     "NoticeChannel",
     "NoticeMark",
     "NoticeMessage",

@@ -17,7 +17,7 @@ from scheduler.models.encrypted_fields import EncryptedJSONField
 class NoticeChannel(models.Model):
     """A way to reach a person or a team outside the portal: mail, a webhook or a chat service.
 
-    The channel gets the notices whose topic is one of its topics (see ``portal.wording.notice_topics``).
+    The channel gets the notices whose topic is one of its topics (see ``portal.wording.notices.topics``).
     """
 
     class Kind(models.TextChoices):
@@ -117,3 +117,11 @@ class NoticeMessageItem(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["channel", "source"], name="an_event_is_sent_once_per_channel")
         ]
+
+
+NOTICE_MESSAGE_TRANSITIONS: dict[str, frozenset[str]] = {
+    NoticeMessage.State.WAITING: frozenset({NoticeMessage.State.SENT, NoticeMessage.State.FAILED}),
+    # A person can send a message again.
+    NoticeMessage.State.SENT: frozenset({NoticeMessage.State.WAITING}),
+    NoticeMessage.State.FAILED: frozenset({NoticeMessage.State.WAITING}),
+}

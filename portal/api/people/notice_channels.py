@@ -20,7 +20,7 @@ from portal.models import NoticeChannel, NoticeMessage, TokenScope
 from portal.reads.people import notice_channels as reads
 from portal.services.people.notice_channels import channels
 from portal.wording.notice_texts import notice_sentence
-from portal.wording.notice_topics import TOPIC_LABELS
+from portal.wording.notices.topics import TOPIC_LABELS
 
 
 class ChannelShape(ResponseSerializer):

@@ -14,10 +14,11 @@ from django.utils import timezone
 from portal.models import NoticeChannel, NoticeMessage, NoticeMessageItem
 from portal.notices.channels.outbox import zone_of_channel
 from portal.notices.page_addresses import notice_path
-from portal.wording import channel_texts
 from portal.wording.notice_texts import notice_sentence
-from portal.wording.notice_topics import TOPIC_OF_KIND
-from portal.wording.reservation_events import calendar_of
+from portal.wording.notices import message_texts
+from portal.wording.notices.reservation_events import calendar_of
+from portal.wording.notices.topics import topic_of
+from scheduler.models import Reservation
 from scheduler.state.states import OPEN_RESERVATION_STATES
 
 # Mails about these notices have the reservation as a file for calendar programs.
@@ -96,7 +97,7 @@ def outgoing_message(message: NoticeMessage, now: datetime) -> OutgoingMessage:
         kind=channel.kind,
         address=channel.target.get("address") or (channel.user.email if channel.user else ""),
         secret=channel.target.get("secret", ""),
-        subject=channel_texts.subject([line.sentence for line in lines]),
+        subject=message_texts.subject([line.sentence for line in lines]),
         lines=lines,
         settings_url=_url(reverse("notice-channel", args=[channel.public_id])),
         calendar=_calendar_file(list(items), now) if channel.kind == NoticeChannel.Kind.MAIL else None,
@@ -105,13 +106,12 @@ def outgoing_message(message: NoticeMessage, now: datetime) -> OutgoingMessage:
 
 def _calendar_file(items: Sequence[NoticeMessageItem], now: datetime) -> bytes | None:
     """Return a file with the confirmed reservations that the items are about; None if there is none."""
-    found = {
-        reservation.pk: reservation
-        for item in items
-        if item.kind in CALENDAR_KINDS
-        for reservation in (item.reservation or (item.submission and item.submission.reservation),)
-        if reservation is not None and reservation.state in OPEN_RESERVATION_STATES
-    }
+    found: dict[int, Reservation] = {}
+    for item in items:
+        reservation = item.submission.reservation if item.submission else item.reservation
+        wanted = item.kind in CALENDAR_KINDS
+        if reservation is not None and wanted and reservation.state in OPEN_RESERVATION_STATES:
+            found[reservation.pk] = reservation
     return calendar_of(found.values(), now) if found else None
 
 
@@ -119,7 +119,7 @@ def _line(item: NoticeMessageItem, channel: NoticeChannel) -> MessageLine:
     path = notice_path(item)
     return MessageLine(
         kind=item.kind,
-        topic=TOPIC_OF_KIND.get(item.kind, ""),
+        topic=topic_of(item.kind),
         sentence=notice_sentence(item.kind, item.numbers, channel.user),
         url=_url(path) if path else "",
         at=item.at,

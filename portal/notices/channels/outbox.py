@@ -18,7 +18,7 @@ from portal.models import (
 )
 from portal.notices.channels.schedule import due_time
 from portal.notices.pending import PendingNotice
-from portal.wording.notice_topics import TOPIC_OF_KIND
+from portal.wording.notices.topics import topic_of
 from scheduler.models import Reservation, Workload
 
 DELETE_BATCH_SIZE = 5_000
@@ -62,7 +62,7 @@ def delete_old_messages(before: datetime) -> int:
 
 
 def _wants(channel: NoticeChannel, kind: str) -> bool:
-    return TOPIC_OF_KIND.get(kind) in channel.topics
+    return topic_of(kind) in channel.topics
 
 
 def _items_for_people(
@@ -146,22 +146,27 @@ def _add(items: list[NoticeMessageItem], now: datetime) -> int:
     by_channel: dict[int, list[NoticeMessageItem]] = defaultdict(list)
     for item in {(item.channel_id, item.source): item for item in items}.values():
         by_channel[item.channel_id].append(item)
-    messages: list[NoticeMessage] = []
+    written: list[NoticeMessageItem] = []
     for group in by_channel.values():
-        channel = group[0].channel
-        due = due_time(now, zone_of_channel(channel), channel.digest, channel.quiet_from, channel.quiet_until)
-        collects = due > now  # a digest, or the notices of quiet hours
-        digest = locks.lock_digest(channel) if collects else None
-        if collects and (digest is None or digest.due_at <= now):
-            digest = NoticeMessage(channel=channel, created_at=now, due_at=due)
-            messages.append(digest)
-        for item in group:
-            item.message = digest or NoticeMessage(channel=channel, created_at=now, due_at=due)
-            if digest is None:
-                messages.append(item.message)
-    NoticeMessage.objects.bulk_create(messages)
-    written = [item for group in by_channel.values() for item in group]
+        _assign_messages(group, now)
+        written += group
+    new_messages = {id(item.message): item.message for item in written if item.message.pk is None}
+    NoticeMessage.objects.bulk_create(new_messages.values())
     for item in written:
         item.message_id = item.message.pk
     NoticeMessageItem.objects.bulk_create(written)
     return len(written)
+
+
+def _assign_messages(group: Sequence[NoticeMessageItem], now: datetime) -> None:
+    """Set the message of each item of one channel. New messages are not saved here."""
+    channel = group[0].channel
+    due = due_time(now, zone_of_channel(channel), channel.digest, channel.quiet_from, channel.quiet_until)
+    if due <= now:
+        for item in group:
+            item.message = NoticeMessage(channel=channel, created_at=now, due_at=due)
+        return
+    # A digest, or the notices of quiet hours.
+    digest = locks.lock_digest(channel, now) or NoticeMessage(channel=channel, created_at=now, due_at=due)
+    for item in group:
+        item.message = digest

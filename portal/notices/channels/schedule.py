@@ -33,8 +33,8 @@ def due_time(
 
 def retry_time(now: datetime, attempts: int) -> datetime:
     """Return when a message is tried again after failed attempts: after 10 s, 20 s, up to an hour."""
-    wait = FIRST_RETRY * 2 ** min(max(attempts, 1) - 1, 20)
-    return now + min(wait, LONGEST_RETRY)
+    doublings = min(max(attempts, 1) - 1, 20)
+    return now + min(FIRST_RETRY * (1 << doublings), LONGEST_RETRY)
 
 
 def _is_quiet(local: datetime, begin: time, end: time) -> bool:

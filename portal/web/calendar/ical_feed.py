@@ -13,8 +13,8 @@ from portal import policy
 from portal.models import User
 from portal.reads.calendar import bookings as reads
 from portal.web.page.access import current_user, get_visible_or_404, sign_in_required
+from portal.wording.notices.reservation_events import calendar_of
 from portal.wording.pages import calendar_pages
-from portal.wording.reservation_events import calendar_of
 
 ICAL_FEED_SALT = "gpupool.calendar-feed"
 FEED_NAME = "GPU reservations"

@@ -15,7 +15,6 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
 
-from config.environment import LOG_MAIL_BACKEND
 from portal import policy
 from portal.models import NoticeChannel, User
 from portal.reads.people import notice_channels as reads
@@ -23,7 +22,7 @@ from portal.services.people.notice_channels import channels as verbs
 from portal.web.page.access import current_user, posted_key, run_and_redirect, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording.notice_texts import notice_sentence
-from portal.wording.notice_topics import TOPIC_LABELS
+from portal.wording.notices.topics import TOPIC_LABELS
 from portal.wording.pages import channel_pages
 from scheduler.models import Team
 
@@ -114,10 +113,12 @@ def notice_channel(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseBa
     verb = request.POST.get("verb", "")
     form = ChangeChannelForm(request.POST if verb == "change" else None, initial=_initial(channel))
     if verb == "change":
-        if form.is_valid() and form.carry_out(
-            verbs.change_channel, actor=viewer, channel=channel, now=now, **form.cleaned_data
-        ):
-            messages.success(request, channel_pages.CHANGED.format(name=form.cleaned_data["name"]))
+        changed = None
+        if form.is_valid():
+            given = {"actor": viewer, "channel": channel, "now": now, **form.cleaned_data}
+            changed = form.carry_out(verbs.change_channel, **given)
+        if changed is not None:
+            messages.success(request, channel_pages.CHANGED.format(name=changed.name))
             return redirect("notice-channel", public_id)
     elif request.method == "POST":
         return _carried_out(request, verb, channel)
@@ -178,4 +179,4 @@ def _row(channel: NoticeChannel) -> dict[str, Any]:
 
 
 def _has_no_mail_server() -> bool:
-    return str(settings.EMAIL_BACKEND) == LOG_MAIL_BACKEND
+    return not settings.GPUPOOL_HAS_MAIL_SERVER

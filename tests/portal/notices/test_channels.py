@@ -27,7 +27,7 @@ from portal.services.people.notice_channels import channels
 from portal.services.people.notice_channels.addresses import SERVICE_NAMES
 from portal.services.work import launch
 from portal.wording.notice_texts import NOTICE_SENTENCES
-from portal.wording.notice_topics import PORTAL_KINDS, TOPIC_KINDS, TOPIC_LABELS, TOPIC_OF_KIND
+from portal.wording.notices.topics import PORTAL_KINDS, TOPIC_KINDS, TOPIC_LABELS, TOPIC_OF_KIND
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Workload
 from tests.portal.edge.conftest import free_port

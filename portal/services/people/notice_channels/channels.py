@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, time
 from typing import Any
 
@@ -15,7 +15,7 @@ from portal.input_checks import InputChecks
 from portal.models import NoticeChannel, NoticeMessage, NoticeMessageItem, User
 from portal.services import audit
 from portal.services.people.notice_channels.addresses import checked_address, shown_address
-from portal.wording.notice_topics import TOPIC_LABELS
+from portal.wording.notices.topics import TOPIC_LABELS
 from portal.wording.problems import channel_problems
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Team
@@ -94,26 +94,7 @@ def change_channel(
     Raises Invalid, NotAllowed.
     """
     _require(actor, channel.team, channel)
-    checks = InputChecks()
-    changes: dict[str, Any] = {}
-    if "name" in given:
-        changes["name"] = checks.text("name", given["name"])
-    if "topics" in given:
-        changes["topics"] = _checked_topics(checks, given["topics"])
-    if "digest" in given:
-        changes["digest"] = checks.choice("digest", given["digest"], NoticeChannel.Digest.values)
-    if "active" in given:
-        changes["active"] = checks.flag("active", given["active"])
-    if "quiet_from" in given or "quiet_until" in given:
-        begin = given.get("quiet_from", channel.quiet_from)
-        end = given.get("quiet_until", channel.quiet_until)
-        changes |= _checked_quiet_hours(checks, begin, end)
-    if given.get("address"):
-        address = _checked_address(checks, channel.kind, given["address"], channel.user, channel.team)
-        if address:
-            changes["target"] = {**channel.target, "address": address}
-            changes["shown_address"] = shown_address(channel.kind, address)
-    checks.done()
+    changes = _checked_changes(channel, given)
     with transaction.atomic():
         kept = locks.lock_notice_channel(channel.pk)
         if kept is None:
@@ -127,6 +108,29 @@ def change_channel(
         if before != _audited(kept) or "target" in changes:
             _record(actor, via, now, "change_notice_channel", kept, before=before, after=_audited(kept))
     return kept
+
+
+def _checked_changes(channel: NoticeChannel, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the new values of the fields that are given. Raises Invalid."""
+    checks = InputChecks()
+    check: dict[str, Callable[[str, Any], Any]] = {
+        "name": checks.text,
+        "topics": lambda field, value: _checked_topics(checks, value),
+        "digest": lambda field, value: checks.choice(field, value, NoticeChannel.Digest.values),
+        "active": checks.flag,
+    }
+    changes = {field: check[field](field, given[field]) for field in check if field in given}
+    if "quiet_from" in given or "quiet_until" in given:
+        begin = given.get("quiet_from", channel.quiet_from)
+        end = given.get("quiet_until", channel.quiet_until)
+        changes |= _checked_quiet_hours(checks, begin, end)
+    if given.get("address"):
+        address = _checked_address(checks, channel.kind, given["address"], channel.user, channel.team)
+        if address:
+            changes["target"] = {**channel.target, "address": address}
+            changes["shown_address"] = shown_address(channel.kind, address)
+    checks.done()
+    return changes
 
 
 def remove_channel(*, actor: User, channel: NoticeChannel, now: datetime, via: str = "web") -> None:

@@ -68,3 +68,8 @@ TOPIC_KINDS = {
 PORTAL_KINDS = ("channel_fails",)
 
 TOPIC_OF_KIND = {kind: topic for topic, kinds in TOPIC_KINDS.items() for kind in kinds}
+
+
+def topic_of(kind: str) -> str:
+    """Return the topic of a kind of notice; "" for a notice that only the portal shows, and for a test."""
+    return TOPIC_OF_KIND.get(kind, "")
