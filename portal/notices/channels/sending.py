@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 
 import structlog
 from django.db import transaction
-from django.db.models import QuerySet
 
 from portal import locks
 from portal.models import NoticeChannel, NoticeMessage
@@ -108,16 +107,14 @@ def _record(results: Sequence[Result], now: datetime) -> int:
     return sum(attempt is not None and attempt.sent for _, attempt in results)
 
 
-def _waiting(message: OutgoingMessage) -> QuerySet[NoticeMessage]:
-    return NoticeMessage.objects.filter(pk=message.pk, state=NoticeMessage.State.WAITING)
-
-
 def _put_off(message: OutgoingMessage, now: datetime) -> None:
-    _waiting(message).update(claimed_until=None, due_at=retry_time(now, message.attempts + 1))
+    NoticeMessage.objects.filter(pk=message.pk, state=NoticeMessage.State.WAITING).update(
+        claimed_until=None, due_at=retry_time(now, message.attempts + 1)
+    )
 
 
 def _record_sent(message: OutgoingMessage, attempt: Attempt, now: datetime) -> None:
-    _waiting(message).update(
+    NoticeMessage.objects.filter(pk=message.pk, state=NoticeMessage.State.WAITING).update(
         state=NoticeMessage.State.SENT,
         attempts=message.attempts + 1,
         claimed_until=None,
@@ -133,7 +130,7 @@ def _record_failure(message: OutgoingMessage, attempt: Attempt, now: datetime) -
     """Plan the next attempt, or give up after GIVE_UP_AFTER. A receiver that is gone gets nothing more."""
     attempts = message.attempts + 1
     gives_up = attempt.gone or now - message.created_at >= GIVE_UP_AFTER
-    _waiting(message).update(
+    NoticeMessage.objects.filter(pk=message.pk, state=NoticeMessage.State.WAITING).update(
         state=NoticeMessage.State.FAILED if gives_up else NoticeMessage.State.WAITING,
         attempts=attempts,
         claimed_until=None,
