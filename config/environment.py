@@ -96,6 +96,8 @@ class EnvironmentSettings:
     api_docs: str
     line_length: str
     trusted_proxies: tuple[IpNetwork, ...]
+    notice_networks: tuple[IpNetwork, ...]
+    approval_reminder_hours: int
     oidc: Mapping[str, str]
     security_contact: str
 
@@ -173,6 +175,8 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
         line_length=_choice(
             variables, "GPUPOOL_LINE_LENGTH", "day" if environment == "production" else "hour", LINE_LENGTHS
         ),
+        approval_reminder_hours=_integer(variables, "GPUPOOL_APPROVAL_REMINDER_HOURS", 24, 1, 720),
+        notice_networks=_networks(variables, "GPUPOOL_NOTICE_NETWORKS", "none"),
         trusted_proxies=_networks(
             variables, "GPUPOOL_TRUSTED_PROXIES", "127.0.0.1,::1" if environment == "production" else "none"
         ),

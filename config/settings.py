@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from config import logging_setup
-from config.environment import InvalidSettingError, read_environment
+from config.environment import LOG_MAIL_BACKEND, InvalidSettingError, read_environment
 from portal.wording.people.account_texts import LINK_DAYS
 
 try:
@@ -47,6 +47,8 @@ GPUPOOL_LOG_DAYS = ENVIRONMENT.log_days
 GPUPOOL_STATEMENT_KEY = ENVIRONMENT.statement_key
 GPUPOOL_LINE_LENGTH = ENVIRONMENT.line_length
 GPUPOOL_TRUSTED_PROXIES = ENVIRONMENT.trusted_proxies
+GPUPOOL_NOTICE_NETWORKS = ENVIRONMENT.notice_networks
+GPUPOOL_APPROVAL_REMINDER_HOURS = ENVIRONMENT.approval_reminder_hours
 GPUPOOL_OIDC = ENVIRONMENT.oidc
 GPUPOOL_SECURITY_CONTACT = ENVIRONMENT.security_contact
 REDIS_URL = ENVIRONMENT.redis_url
@@ -279,6 +281,7 @@ USE_TZ = True
 TIME_ZONE = ENVIRONMENT.time_zone
 
 vars().update(ENVIRONMENT.email)
+GPUPOOL_HAS_MAIL_SERVER = ENVIRONMENT.email.get("EMAIL_BACKEND") != LOG_MAIL_BACKEND
 DEFAULT_FROM_EMAIL = ENVIRONMENT.mail_from
 SERVER_EMAIL = ENVIRONMENT.mail_from
 

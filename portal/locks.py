@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
+from datetime import datetime
 
 from django.db import connection
+from django.db.models import Q
 
-from portal.models import ApiToken, AuditProgress, BreakGlassLink, Organisation
-from scheduler.models import Pool
+from portal.models import (
+    ApiToken,
+    AuditProgress,
+    BreakGlassLink,
+    NoticeChannel,
+    NoticeMessage,
+    Organisation,
+    User,
+)
+from scheduler.models import Pool, Team
 from telemetry.models import CostCentre, HealthRule, Retention, UnusualSpend
 
 
@@ -108,3 +118,48 @@ def lock_unusual_spend(ids: Collection[int]) -> dict[int, UnusualSpend]:
     """
     rows = UnusualSpend.objects.select_for_update(no_key=True).filter(pk__in=ids).order_by("pk")
     return {row.pk: row for row in rows}
+
+
+def lock_due_messages(now: datetime, most: int) -> list[NoticeMessage]:
+    """Lock and return messages that are due and that no process sends. Call it inside a transaction.
+
+    Rows that another process has locked are left out.
+    """
+    rows = NoticeMessage.objects.select_for_update(skip_locked=True, of=("self",)).filter(
+        Q(claimed_until=None) | Q(claimed_until__lt=now),
+        state=NoticeMessage.State.WAITING,
+        due_at__lte=now,
+        channel__active=True,
+    )
+    return list(rows.select_related("channel__user", "channel__team").order_by("due_at", "pk")[:most])
+
+
+def lock_digest(channel: NoticeChannel, now: datetime) -> NoticeMessage | None:
+    """Lock and return the digest that a channel collects; None if there is none.
+
+    Call it inside a transaction. The lock keeps the digest from being sent while an item is added.
+    """
+    rows = NoticeMessage.objects.select_for_update(no_key=True).filter(
+        channel=channel,
+        state=NoticeMessage.State.WAITING,
+        attempts=0,
+        claimed_until=None,
+        due_at__gt=now,
+    )
+    return rows.order_by("-due_at").first()
+
+
+def lock_notice_channel(pk: int) -> NoticeChannel | None:
+    """Lock and return a channel; None if it was removed meanwhile. Call it inside a transaction.
+
+    The lock keeps two changes of different fields from undoing each other.
+    """
+    return NoticeChannel.objects.select_for_update(no_key=True).filter(pk=pk).first()
+
+
+def lock_channel_owner(person: User | None, team: Team | None) -> None:
+    """Wait for concurrent changes of the channels of a person or of a team. Call it inside a transaction."""
+    if team is not None:
+        Team.objects.select_for_update(no_key=True).filter(pk=team.pk).first()
+    elif person is not None:
+        User.objects.select_for_update(no_key=True).filter(pk=person.pk).first()

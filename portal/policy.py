@@ -21,6 +21,8 @@ from portal.models import (
     ApiToken,
     AuditEvent,
     Membership,
+    NoticeChannel,
+    NoticeMessage,
     Notification,
     Organisation,
     Submission,
@@ -70,7 +72,7 @@ def team_id_of(thing: Any) -> int | None:
         return int(thing.team_id)
     if isinstance(thing, Workload | Reservation | Series | JobArray):
         return int(thing.project.team_id)
-    if isinstance(thing, Pool | UnusualSpend):
+    if isinstance(thing, Pool | UnusualSpend | NoticeChannel):
         return thing.team_id
     if isinstance(thing, User):
         return thing.service_team_id
@@ -252,6 +254,16 @@ ACTIONS: dict[str, tuple[Any, str]] = {
     "service_account.change": (
         changes_things & (owns_service_account | is_operator) & ~is_service_account,
         permission_problems.SERVICE_ACCOUNT_CHANGE,
+    ),
+    # [Team]
+    "notice_channel.create": (
+        changes_things & (is_lead | is_operator),
+        permission_problems.NOTICE_CHANNEL_CREATE,
+    ),
+    # [NoticeChannel]
+    "notice_channel.change": (
+        is_active & (is_owner | (changes_things & (is_lead | is_operator))),
+        permission_problems.NOTICE_CHANNEL_CHANGE,
     ),
     # [UnusualSpend]
     "unusual_spend.explain": (
@@ -776,3 +788,16 @@ def revocable_tokens(user: Viewer) -> QuerySet[ApiToken]:
 def visible_notifications(user: Viewer) -> QuerySet[Notification]:
     """Return the user's own notices."""
     return Notification.objects.filter(user_id=_id_of(user))
+
+
+def visible_notice_channels(user: Viewer) -> QuerySet[NoticeChannel]:
+    """Return the user's own channels and those of teams that the user leads. Operators see all teams'."""
+    found = Q(user_id=_id_of(user)) | Q(team__in=my_team_ids(user, Membership.Role.LEAD))
+    if _active(user) and _operator(user):
+        found |= Q(team__isnull=False)
+    return NoticeChannel.objects.filter(found)
+
+
+def visible_notice_messages(user: Viewer) -> QuerySet[NoticeMessage]:
+    """Return the messages of the channels that the user sees."""
+    return NoticeMessage.objects.filter(channel__in=visible_notice_channels(user))

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from portal.models import Organisation
 from portal.notices import delivery
+from portal.notices.channels import sending
 from portal.reads.fleet.demand_forecast import warm_demand
 from portal.reads.utilisation.fleet_map import warm_host_days
 from portal.reads.utilisation.period import zone_of_organisation
@@ -30,6 +31,12 @@ log = logging.getLogger(__name__)
 def notices() -> int:
     """Write notices about new events. Return the number of new notices."""
     return delivery.write_notices(timezone.now())
+
+
+@shared_task(name="portal.tasks.send_notices")  # type: ignore[misc]
+def send_notices() -> int:
+    """Send the messages that are due to notice channels. Return how many were sent."""
+    return sending.send_due_messages(timezone.now)
 
 
 @shared_task(name="portal.tasks.idle_cull")  # type: ignore[misc]

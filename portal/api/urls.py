@@ -36,7 +36,7 @@ from portal.api.money import (
 )
 from portal.api.money import views as money
 from portal.api.people import accounts as people
-from portal.api.people import identity, security_settings, service_accounts
+from portal.api.people import identity, notice_channels, security_settings, service_accounts
 from portal.api.people import removal as own_removal
 from portal.api.people import views as own
 from portal.api.system import database_maintenance, health, recordings, retention
@@ -85,6 +85,12 @@ urlpatterns = [
     path("security-settings/", security_settings.SecuritySettingsView.as_view()),
     path("notifications/", own.NotificationListView.as_view()),
     path("notifications/read/", own.MarkNotificationsReadView.as_view()),
+    path("notice-channels/", notice_channels.ChannelListView.as_view()),
+    path("notice-channels/<uuid:id>/", notice_channels.ChannelView.as_view()),
+    path("notice-channels/<uuid:id>/remove/", notice_channels.RemoveChannelView.as_view()),
+    path("notice-channels/<uuid:id>/test/", notice_channels.TestChannelView.as_view()),
+    path("notice-channels/<uuid:id>/messages/", notice_channels.ChannelMessageListView.as_view()),
+    path("notice-messages/<uuid:id>/send-again/", notice_channels.SendAgainView.as_view()),
     path("audit/", own.AuditEventListView.as_view()),
     path("audit/integrity/", own.AuditIntegrityView.as_view()),
     path("pools/", fleet.PoolListView.as_view()),

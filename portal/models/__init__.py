@@ -5,6 +5,12 @@ from portal.models.audit import AuditEvent
 from portal.models.audit_seals import AuditProgress, AuditSeal, SealedAuditEvent
 from portal.models.idempotency import IdempotencyRecord
 from portal.models.identity import BreakGlassLink, ClaimGrant, ClaimRule, IdentityProvider
+from portal.models.notice_channels import (
+    NOTICE_MESSAGE_TRANSITIONS,
+    NoticeChannel,
+    NoticeMessage,
+    NoticeMessageItem,
+)
 from portal.models.notices import NoticeMark, Notification, ToldStart
 from portal.models.sign_ins import SetupCode, TokenAddress
 from portal.models.submissions import SUBMISSION_TRANSITIONS, Approval, Submission, SubmissionState, Template
@@ -28,7 +34,11 @@ __all__ = [
     "EntryCode",
     "IdentityProvider",
     "Membership",
+    "NOTICE_MESSAGE_TRANSITIONS",
+    "NoticeChannel",
     "NoticeMark",
+    "NoticeMessage",
+    "NoticeMessageItem",
     "Notification",
     "Organisation",
     "SUBMISSION_TRANSITIONS",

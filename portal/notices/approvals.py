@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
+
+from django.conf import settings
 
 from portal.models import Approval, AuditEvent, Submission, SubmissionState
 from portal.notices.pending import PendingNotice
@@ -16,23 +18,39 @@ def submissions_to_approve(since: datetime, now: datetime) -> Iterator[PendingNo
     waiting = Submission.objects.filter(
         state=SubmissionState.WAITING, created_at__gt=since, created_at__lte=now
     )
-    operators: tuple[int, ...] | None = None
     for submission in waiting.select_related("team", "author"):
-        if operators is None:
-            operators = operator_ids()
-        deciders = set(operators)
-        if submission.kind == Submission.Kind.MEMBERSHIP:
-            deciders |= lead_ids(submission.team_id)
-        elif submission.kind == Submission.Kind.BUDGET:
-            deciders = set(finance_ids())
-        users = tuple(sorted(deciders - {submission.author_id}))
         yield PendingNotice(
             "approval_wanted",
             f"wanted:{submission.pk}",
-            users,
+            _deciders(submission),
             _request_numbers(submission),
             submission=submission.pk,
         )
+
+
+def late_submissions(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a reminder about each submission that has waited for GPUPOOL_APPROVAL_REMINDER_HOURS.
+
+    The users who may decide it and all operators receive it.
+    """
+    before = now - timedelta(hours=settings.GPUPOOL_APPROVAL_REMINDER_HOURS)
+    late = Submission.objects.filter(state=SubmissionState.WAITING, created_at__lte=before)
+    for submission in late.select_related("team", "author").order_by("pk"):
+        users = {*_deciders(submission), *operator_ids()} - {submission.author_id}
+        numbers = {**_request_numbers(submission), "since": int(submission.created_at.timestamp())}
+        source = f"approval waits:{submission.pk}"
+        yield PendingNotice("approval_waits", source, tuple(sorted(users)), numbers, submission=submission.pk)
+
+
+def _deciders(submission: Submission) -> tuple[int, ...]:
+    """Return the users who may decide a submission, except its author."""
+    if submission.kind == Submission.Kind.BUDGET:
+        deciders = set(finance_ids())
+    elif submission.kind == Submission.Kind.MEMBERSHIP:
+        deciders = {*operator_ids(), *lead_ids(submission.team_id)}
+    else:
+        deciders = set(operator_ids())
+    return tuple(sorted(deciders - {submission.author_id}))
 
 
 def expired_submissions(since: datetime, now: datetime) -> Iterator[PendingNotice]:

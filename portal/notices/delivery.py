@@ -22,9 +22,12 @@ from portal.notices.alerts import begun_alerts, planned_stops_of_unused_work
 from portal.notices.approvals import (
     decided_submissions,
     expired_submissions,
+    late_submissions,
     submissions_to_approve,
 )
 from portal.notices.budgets import budgets_reached
+from portal.notices.channels.failures import failing_channels
+from portal.notices.channels.outbox import delete_old_messages, write_messages
 from portal.notices.closes import months_to_close, questions_about_spend, statements_made
 from portal.notices.hosts import (
     finished_diagnostics,
@@ -37,6 +40,7 @@ from portal.notices.maintenance import maintenance_windows
 from portal.notices.recipients import service_account_owners
 from portal.notices.removals import removals
 from portal.notices.reservations import (
+    ending_reservations,
     rebound_reservations,
     released_reservations,
     reservations_at_risk,
@@ -71,7 +75,8 @@ def write_notices(now: datetime) -> int:
         since = _lookback_start(now)
         owners = service_account_owners()
         rows: dict[tuple[int, str], Notification] = {}
-        for notice in (notice for source in NOTICE_SOURCES for notice in source(since, now)):
+        events = [notice for source in NOTICE_SOURCES for notice in source(since, now)]
+        for notice in events:
             for user in sorted({owners.get(user, user) for user in notice.users}):
                 row = Notification(
                     user_id=user,
@@ -88,19 +93,21 @@ def write_notices(now: datetime) -> int:
         known = set(Notification.objects.filter(source__in=sources).values_list("user_id", "source"))
         new_rows = [row for key, row in rows.items() if key not in known]
         Notification.objects.bulk_create(new_rows, ignore_conflicts=True)
+        write_messages(new_rows, events, now)
         NoticeMark.objects.update_or_create(pk=1, defaults={"looked_until": now})
         nudge.pages(*(user_topic(user) for user in sorted({row.user_id for row in new_rows})))
     return len(new_rows)
 
 
 def delete_old_notices(now: datetime) -> int:
-    """Delete notices that are older than GPUPOOL_NOTICE_DAYS, and return their number.
+    """Delete notices and sent messages that are older than GPUPOOL_NOTICE_DAYS, and return their number.
 
-    At most DELETE_BATCH_SIZE notices are deleted.
+    At most DELETE_BATCH_SIZE notices and as many messages are deleted.
     """
     before = now - timedelta(days=settings.GPUPOOL_NOTICE_DAYS)
     old = Notification.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)
-    return Notification.objects.filter(pk__in=list(old[:DELETE_BATCH_SIZE])).delete()[0]
+    deleted = Notification.objects.filter(pk__in=list(old[:DELETE_BATCH_SIZE])).delete()[0]
+    return deleted + delete_old_messages(before)
 
 
 def _lookback_start(now: datetime) -> datetime:
@@ -122,10 +129,12 @@ NOTICE_SOURCES = (
     idle_warnings,
     shifted_expected_starts,
     upcoming_reservations,
+    ending_reservations,
     released_reservations,
     reservations_without_units,
     reservations_at_risk,
     submissions_to_approve,
+    late_submissions,
     decided_submissions,
     expired_submissions,
     host_failures,
@@ -149,4 +158,5 @@ NOTICE_SOURCES = (
     begun_alerts,
     planned_stops_of_unused_work,
     ending_tokens,
+    failing_channels,
 )

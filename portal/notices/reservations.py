@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from django.db.models import Exists, OuterRef
+from django.db.models import Count, Exists, OuterRef, Q
 
 from portal.notices.pending import PendingNotice
 from portal.notices.recipients import operator_ids
@@ -29,6 +29,21 @@ def upcoming_reservations(since: datetime, now: datetime) -> Iterator[PendingNot
         source = f"soon:{reservation.pk}:{start:.0f}"
         yield PendingNotice(
             "reservation_soon", source, (reservation.owner_id,), numbers, reservation=reservation.pk
+        )
+
+
+def ending_reservations(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a reminder about each active reservation that ends soon, with the number of its workloads."""
+    ending = Reservation.objects.filter(
+        state=ReservationState.ACTIVE, end__gt=now, end__lte=now + RESERVATION_REMINDER_BEFORE
+    )
+    inside = Count("workloads", filter=Q(workloads__state__in=LIVE_STATES))
+    for reservation in ending.annotate(live=inside).order_by("pk"):
+        end = reservation.end.timestamp()
+        numbers = {"name": reservation.name, "end": end, "workloads": reservation.live}
+        source = f"ends:{reservation.pk}:{end:.0f}"
+        yield PendingNotice(
+            "reservation_ends", source, (reservation.owner_id,), numbers, reservation=reservation.pk
         )
 
 

@@ -202,6 +202,26 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"The API token {f.plain('', 'name')}{f.plain(' of ', 'account')} ends on "
         f"{date_and_time(f.get('expires_at'))}. Make a new one before, under API tokens."
     ),
+    "channel_fails": lambda f: (
+        f"Messages to your notice channel {f.plain('', 'name')} have failed{f.time(' since ', 'since')}: "
+        f"{f.plain('', 'failure')}. They are tried again."
+    ),
+    "channel_test": lambda f: (
+        f"This is a test of the notice channel {f.plain('', 'name')}, which {f.plain('', 'by')} asked for."
+    ),
+    "reservation_ends": lambda f: (
+        f"Your reservation {f.plain('', 'name')} ends{f.time(' at ', 'end')}."
+        + (
+            f" {with_count(int(f.get('workloads') or 0), 'workload')} still "
+            f"{'runs' if f.get('workloads') == 1 else 'run'} in it."
+            if f.get("workloads")
+            else ""
+        )
+    ),
+    "approval_waits": lambda f: (
+        f"{f.plain('', 'author')} has waited{f.time(' since ', 'since')} for a decision about "
+        f"{f.plain('', 'what')} for {f.plain('', 'team')}."
+    ),
     "adjustment_proposed": lambda f: (
         f"{f.plain('', 'author')} proposes {f.plain('', 'number')}, {f.plain('', 'amount')} for "
         f"{f.plain('', 'cost_centre')}. Approve or reject it on the page Credits and adjustments."

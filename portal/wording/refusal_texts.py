@@ -287,6 +287,9 @@ REFUSALS: dict[str, Sentence] = {
     "service_account_has_no_password": (
         "{name} is a service account: it has no password and no e-mail address."
     ),
+    "too_many_channels": "There are {limit} notice channels already, as many as one owner may have.",
+    "channel_is_gone": "The notice channel {name} was removed meanwhile.",
+    "message_waits": "This message still waits to be sent; it is not sent twice.",
     "token_is_revoked": "The token {name} is revoked already.",
     "request_in_progress": "A request with this Idempotency-Key is in progress; repeat it in a few seconds.",
     "answer_is_unreadable": (

@@ -22,6 +22,7 @@ from portal.wording.formatting import (
     weekdays,
     window,
 )
+from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.models import Reservation, Workload
 from scheduler.requests import HardwareRequest, RequestField, request_fields
 from scheduler.services.recurrence import DstOccurrence
@@ -218,3 +219,12 @@ def _reservation_summary(payload: Numbers) -> str:
         size = f"{payload['hosts']} hosts × {payload.get('units')} {asked}"
     beside = _cpu_and_memory(payload.get("cpu_milli") or 0, payload.get("memory_mib") or 0)
     return f"{size}{f' on hosts with {beside}' if beside else ''}, {when}"
+
+
+def requested_units_text(workload: Workload | Reservation) -> str:
+    """Return a request as text: ``8 × H100 80GB on one host`` or ``1 × 1g.10gb of A100 80GB``."""
+    models = " or ".join(model_name(model) for model in workload.models_wanted) or "any GPU"
+    unit = models if workload.profile == WHOLE_GPU_PROFILE else f"{workload.profile} of {models}"
+    if workload.hosts > 1:
+        return f"{workload.hosts} hosts × {workload.units} {unit}"
+    return f"{workload.units} × {unit}" + (" on one host" if workload.units > 1 else "")

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from portal.services.people.identity.providers import encrypt_client_secrets_again
+from portal.services.people.notice_channels.channels import encrypt_targets_again
 from scheduler.models.encrypted_fields import DecryptionError
 from scheduler.services.stored_secrets import encrypt_environments_again
 
@@ -17,9 +18,10 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             workloads, providers = encrypt_environments_again(), encrypt_client_secrets_again()
+            channels = encrypt_targets_again()
         except DecryptionError as error:
             raise CommandError(f"{error}; nothing was changed after the first such row") from None
         self.stdout.write(
-            f"The environments of {workloads} workloads and the secrets of {providers} identity providers "
-            "are encrypted with the first key."
+            f"The environments of {workloads} workloads, the secrets of {providers} identity providers and "
+            f"the addresses of {channels} notice channels are encrypted with the first key."
         )

@@ -1,25 +1,23 @@
-"""Serve a user's reservations as an iCalendar feed."""
+"""Serve a user's reservations as an iCalendar feed, and one reservation as a file."""
 
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime
+import uuid
 
-import icalendar
-from django.conf import settings
 from django.core import signing
 from django.http import Http404, HttpRequest, HttpResponse
-from django.urls import reverse
 from django.utils import timezone
 
+from portal import policy
 from portal.models import User
 from portal.reads.calendar import bookings as reads
-from portal.web.work.workload_text import requested_units_text
+from portal.web.page.access import current_user, get_visible_or_404, sign_in_required
+from portal.wording.notices.reservation_events import calendar_of
 from portal.wording.pages import calendar_pages
-from scheduler.models import Reservation
-from scheduler.state.states import ReservationState
 
 ICAL_FEED_SALT = "gpupool.calendar-feed"
+FEED_NAME = "GPU reservations"
 
 
 def ical_feed(request: HttpRequest, token: str) -> HttpResponse:
@@ -28,13 +26,8 @@ def ical_feed(request: HttpRequest, token: str) -> HttpResponse:
     if user is None:
         raise Http404(calendar_pages.FEED_NOT_FOUND)
     now = timezone.now()
-    body = icalendar.Calendar()
-    body.add("prodid", "-//gpupool//calendar//EN")
-    body.add("version", "2.0")
-    body.add("x-wr-calname", "GPU reservations")
-    for reservation in reads.calendar_feed(user, now):
-        body.add_component(_ical_event(reservation, now))
-    answer = HttpResponse(body.to_ical(), content_type="text/calendar; charset=utf-8")
+    body = calendar_of(reads.calendar_feed(user, now), now, FEED_NAME)
+    answer = HttpResponse(body, content_type="text/calendar; charset=utf-8")
     answer.headers["Cache-Control"] = "private, no-store"
     return answer
 
@@ -60,19 +53,13 @@ def _sign_in_fingerprint(user: User) -> str:
     return hashlib.sha256(user.sign_in_state.encode()).hexdigest()[:12]
 
 
-def _ical_event(reservation: Reservation, now: datetime) -> icalendar.Event:
-    event = icalendar.Event()
-    event.add("uid", f"{reservation.public_id}@gpupool")
-    event.add("dtstamp", now)
-    event.add("dtstart", reservation.start)
-    event.add("dtend", reservation.end)
-    event.add("summary", f"{reservation.name}: {requested_units_text(reservation)}")
-    event.add(
-        "description",
-        f"{reservation.project.team.name}, {reservation.project.name}. State: {reservation.state}.",
+@sign_in_required
+def reservation_file(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse:
+    """Return one reservation as a file for a calendar program."""
+    rows = policy.visible_reservations(current_user(request)).select_related("project__team", "pool")
+    reservation = get_visible_or_404(rows, "reservation", public_id=public_id)
+    answer = HttpResponse(
+        calendar_of([reservation], timezone.now()), content_type="text/calendar; charset=utf-8"
     )
-    event.add("location", reservation.pool.name)
-    event.add("url", f"{settings.GPUPOOL_PORTAL_URL}{reverse('reservation', args=[reservation.public_id])}")
-    gone = (ReservationState.CANCELLED, ReservationState.RELEASED)
-    event.add("status", "CANCELLED" if reservation.state in gone else "CONFIRMED")
-    return event
+    answer.headers["Content-Disposition"] = f'attachment; filename="reservation-{public_id}.ics"'
+    return answer

@@ -24,9 +24,10 @@ from portal.web.page import live_refresh
 from portal.web.page.access import current_user, get_visible_or_404, run_and_redirect, sign_in_required
 from portal.web.page.organisation import current_currency
 from portal.web.page.service_form import ServiceForm
-from portal.web.work import workload_rows, workload_text
+from portal.web.work import workload_rows
 from portal.wording import formatting, reason_texts, request_texts
 from portal.wording.pages import calendar_pages
+from portal.wording.request_texts import requested_units_text
 from scheduler.models import Reservation
 from scheduler.state.states import OPEN_RESERVATION_STATES, ReservationState
 
@@ -192,7 +193,7 @@ def _reservation_context(request: HttpRequest, row: Reservation, user: User, now
     )
     return {
         "reservation": row,
-        "asked": workload_text.requested_units_text(row),
+        "asked": requested_units_text(row),
         "reason": reason_texts.reservation_problem(row, user),
         "reason_since": row.reason_at if row.reason_code else row.at_risk_since,
         "facts": _reservation_facts(row),
@@ -249,7 +250,7 @@ def _reservation_facts(row: Reservation) -> list[dict[str, str]]:
         ("From", f"{start:%a} {start.day} {start:%b %Y %H:%M}"),
         ("To", f"{end:%a} {end.day} {end:%b %Y %H:%M}"),
         ("For", short_duration(row.end - row.start)),
-        ("GPUs", workload_text.requested_units_text(row)),
+        ("GPUs", requested_units_text(row)),
         ("Pool", row.pool.name),
         ("Project", row.project.name),
         ("Team", row.project.team.name),

@@ -8,6 +8,7 @@ urlpatterns = [
     path("calendar/", views.calendar, name="calendar"),
     path("calendar/feed/<str:token>.ics", ical_feed.ical_feed, name="calendar-ical"),
     path("reservations/<uuid:public_id>/", reservations.reservation, name="reservation"),
+    path("reservations/<uuid:public_id>/event.ics", ical_feed.reservation_file, name="reservation-ical"),
     path("reservations/<uuid:public_id>/cancel/", reservations.cancel_reservation, name="reservation-cancel"),
     path("series/<uuid:public_id>/cancel/", reservations.cancel_series, name="series-cancel"),
     path("approvals/", approvals.approvals, name="approvals"),

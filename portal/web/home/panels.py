@@ -18,6 +18,7 @@ from portal.web.work import workload_text
 from portal.wording import reason_texts, request_texts
 from portal.wording.chargeback import charge_scope_texts
 from portal.wording.pages import home_pages
+from portal.wording.request_texts import requested_units_text
 from scheduler.models import MaintenanceWindow, Reservation
 from telemetry.core.amounts import round_amount
 from telemetry.core.currencies import decimals_of
@@ -199,7 +200,7 @@ def _upcoming_reservation(reservation: Reservation) -> dict[str, Any]:
         "end": reservation.end,
         "url": reverse("reservation", args=[reservation.public_id]),
         "title": reservation.name,
-        "text": f"Reservation, {workload_text.requested_units_text(reservation)}",
+        "text": f"Reservation, {requested_units_text(reservation)}",
     }
 
 

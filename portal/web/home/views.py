@@ -24,6 +24,7 @@ from portal.web.page.organisation import current_currency, current_organisation
 from portal.web.work import explanation, workload_card, workload_text
 from portal.wording import state_labels
 from portal.wording.pages import home_pages
+from portal.wording.request_texts import requested_units_text
 from scheduler.state.states import WorkloadState
 
 MAX_CARDS = 12
@@ -188,7 +189,7 @@ def _ended_row(details: WorkloadDetails, user: User, currency: str) -> dict[str,
         "url": workload_text.workload_url(workload),
         "state": workload_text.ended_state(workload.outcome, ran=workload.attempt > 0),
         "word": workload_text.state_label(details, user),
-        "asked": workload_text.held_units_text(details.had) or workload_text.requested_units_text(workload),
+        "asked": workload_text.held_units_text(details.had) or requested_units_text(workload),
         "ran": workload_text.run_time_text(details),
         "cost": workload_text.final_cost_text(details, currency),
         "relaunch": reverse("workload-relaunch", args=[workload.public_id]),

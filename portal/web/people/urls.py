@@ -5,6 +5,7 @@ from django.urls import path
 from portal.web.people import (
     audit,
     first_run,
+    notice_channels,
     notifications,
     organisation_settings,
     people,
@@ -29,6 +30,8 @@ urlpatterns = [
     path("tokens/", tokens.tokens, name="tokens"),
     path("service-accounts/", service_accounts.service_accounts, name="service-accounts"),
     path("notifications/", notifications.notifications, name="notifications"),
+    path("notifications/channels/", notice_channels.notice_channels, name="notice-channels"),
+    path("notifications/channels/<uuid:public_id>/", notice_channels.notice_channel, name="notice-channel"),
     path("preferences/", preferences.preferences, name="preferences"),
     path("audit/", audit.audit, name="audit"),
     path("ways-to-sign-in/", own_identities.own_identities, name="own-identities"),

@@ -25,6 +25,7 @@ from portal.web.work import attempts, workload_text
 from portal.web.work.workload_actions import get_workload_or_404
 from portal.wording import expected_start_texts, formatting, queue_order_texts, reason_texts
 from portal.wording.pages import work_pages
+from portal.wording.request_texts import requested_units_text
 from scheduler.core.what_if.alternatives import Alternative, ChangedField
 from scheduler.models import Workload
 from scheduler.runs.commands import LIVE_STATES
@@ -46,7 +47,7 @@ def explain_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponse
     context = {
         "workload": workload,
         "url": workload_text.workload_url(workload),
-        "asked": workload_text.requested_units_text(workload),
+        "asked": requested_units_text(workload),
         "is_waiting": waits,
         "question": _heading(workload),
         **(_waiting_context(workload, user, now) if waits else {}),
@@ -255,7 +256,7 @@ def _compared_workload(whose: str, workload: Workload, now: datetime) -> dict[st
         "url": workload_text.workload_url(workload),
         "state": workload_text.displayed_state(workload),
         "facts": [
-            ("Requests", workload_text.requested_units_text(workload)),
+            ("Requests", requested_units_text(workload)),
             ("Priority", formatting.PRIORITY_WORDS[workload.priority]),
             ("Submitted", formatting.date_and_time(workload.submitted_at)),
             ("Expected to run", short_duration(workload.predicted_seconds)),
@@ -348,7 +349,7 @@ def _reservation_note(windows: list[wait_explanation.AlternativeWindow]) -> str:
         return ""
     workload = windows[0].workload
     needs = work_pages.OPERATOR_AGREES if windows[0].needs_approval else work_pages.CONFIRMED_AT_ONCE
-    request = workload_text.requested_units_text(workload)
+    request = requested_units_text(workload)
     return work_pages.RESERVATION_NOTE.format(request=request, team=workload.project.team.name, needs=needs)
 
 

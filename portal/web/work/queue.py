@@ -25,6 +25,7 @@ from portal.web.work import workload_text
 from portal.web.work.explanation import explanation_columns
 from portal.wording import expected_start_texts, reason_texts
 from portal.wording.pages import work_pages
+from portal.wording.request_texts import requested_units_text
 from scheduler.models import Workload, WorkloadKind
 from scheduler.state.states import WorkloadState
 
@@ -140,7 +141,7 @@ def _queue_row(
         + f"#row-{workload.public_id}",
         "is_open": is_open,
         "mine": workload.owner_id == user.pk,
-        "asked": workload_text.requested_units_text(workload),
+        "asked": requested_units_text(workload),
         "expected": expected_start_texts.expected_start_text(
             workload.expected_start, starts.likely(workload), now, short=True
         ),
@@ -233,7 +234,7 @@ def _queue_csv(rows: Any, user: User, now: datetime) -> HttpResponseBase:
             w.project.team.name,
             w.owner.get_username(),
             w.pool.name,
-            workload_text.requested_units_text(w),
+            requested_units_text(w),
             w.state,
             w.queued_at,
             w.expected_start,

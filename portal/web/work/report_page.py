@@ -30,6 +30,7 @@ from portal.web.work.workload_actions import get_workload_or_404
 from portal.wording import reason_texts, run_report_texts, state_labels
 from portal.wording.chargeback import charge_scope_texts
 from portal.wording.pages import run_report_pages
+from portal.wording.request_texts import requested_units_text
 from scheduler.state.states import WorkloadState
 from telemetry.core.run_report import UnitReport, share
 from telemetry.reads.usage_filters import to_gpu_hours
@@ -370,7 +371,7 @@ def _price_csv_row(time: PricedTime) -> list[Any]:
 def _events(details: RunReportDetails, user: User) -> list[dict[str, Any]]:
     """Return what happened to the workload, in order of time."""
     workload = details.workload
-    units = workload_text.requested_units_text(workload)
+    units = requested_units_text(workload)
     events: list[dict[str, Any]] = [
         {
             "at": workload.submitted_at,

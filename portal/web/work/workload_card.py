@@ -20,7 +20,6 @@ from portal.web.work.workload_text import (
     held_units_text,
     lateness_warning,
     location_text,
-    requested_units_text,
     run_time_text,
     state_label,
     stop_reason,
@@ -34,6 +33,7 @@ from portal.wording import (
 )
 from portal.wording.chargeback import charge_scope_texts
 from portal.wording.pages import workload_pages
+from portal.wording.request_texts import requested_units_text
 from scheduler.models import Workload
 from scheduler.state.states import LeaseState, WorkloadState
 from telemetry.alerts.postponements import PlannedStop

@@ -20,6 +20,7 @@ from portal.web.page import live_refresh
 from portal.web.work import workload_text
 from portal.wording import reason_texts, request_texts
 from portal.wording.pages import workload_pages
+from portal.wording.request_texts import requested_units_text
 from scheduler.models import Workload, WorkloadKind
 
 PART_TEMPLATES = {
@@ -62,7 +63,7 @@ def workload_facts(details: WorkloadDetails, user: User, now: datetime) -> list[
         ("Team", workload.project.team.name, reverse("team", args=[workload.project.team.slug])),
         ("Project", workload.project.name, ""),
         ("Pool", workload.pool.name, ""),
-        ("Asked for", workload_text.requested_units_text(workload), ""),
+        ("Asked for", requested_units_text(workload), ""),
         *([("Had", workload_text.held_units_text(details.had), "")] if details.had else []),
         ("Type", workload.get_type_display().capitalize(), ""),
         ("Priority", workload.get_priority_display().capitalize(), ""),

@@ -14,6 +14,7 @@ from portal.web.components.quantities import money_sums, percent, short_duration
 from portal.web.work import workload_card, workload_text
 from portal.wording import expected_start_texts, state_labels
 from portal.wording.chargeback import charge_scope_texts
+from portal.wording.request_texts import requested_units_text
 from scheduler.models import Workload
 from scheduler.state.states import WorkloadState
 
@@ -53,8 +54,7 @@ def _workload_row(details: WorkloadDetails, user: User, currency: str, now: date
         "url": workload_text.workload_url(workload),
         "state": state,
         "word": workload_text.state_label(details, user) if state != "idle" else "Idle",
-        "what": workload_text.held_units_text(details.held or details.had)
-        or workload_text.requested_units_text(workload),
+        "what": workload_text.held_units_text(details.held or details.had) or requested_units_text(workload),
         "where": workload_text.location_text(details.held),
         "borrowed": workload_text.borrowing_notice(details),
         "simulated": details.simulated,
@@ -80,7 +80,7 @@ def _array_row(
         "url": reverse("array", args=[row.public_id]),
         "state": whole.state,
         "word": state_labels.array_state_label(row),
-        "what": held or f"{workload_text.requested_units_text(details.workload)}, each task",
+        "what": held or f"{requested_units_text(details.workload)}, each task",
         "where": "in all" if held else "",
         "borrowed": workload_text.borrowing_notice(details),
         "simulated": details.simulated or whole.simulated,

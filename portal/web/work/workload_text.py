@@ -16,7 +16,7 @@ from portal.wording import outcome_texts, reason_texts, request_texts, state_lab
 from portal.wording.chargeback import charge_scope_texts
 from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.core.reasons import ReasonCode
-from scheduler.models import Reservation, Workload
+from scheduler.models import Workload
 from scheduler.runs.retry_policy import LOST_CODES, WORKLOAD_FAILURE_CODES
 from scheduler.state.states import WorkloadState
 
@@ -76,15 +76,6 @@ def ended_state(outcome: str, *, ran: bool) -> str:
     if outcome in ("finished", "time_limit", "idle", "checkpointed", ""):
         return "ended"
     return "failed"
-
-
-def requested_units_text(workload: Workload | Reservation) -> str:
-    """Return a request as text: ``8 × H100 80GB on one host`` or ``1 × 1g.10gb of A100 80GB``."""
-    models = " or ".join(gpu_model(model) for model in workload.models_wanted) or "any GPU"
-    unit = models if workload.profile == WHOLE_GPU_PROFILE else f"{workload.profile} of {models}"
-    if workload.hosts > 1:
-        return f"{workload.hosts} hosts × {workload.units} {unit}"
-    return f"{workload.units} × {unit}" + (" on one host" if workload.units > 1 else "")
 
 
 def held_units_text(held: Iterable[HeldUnit]) -> str:

@@ -18,6 +18,10 @@ WORKLOAD_LOGS = "Only its team, operators and auditors may read these logs."
 RESERVATION_CHANGE = "Only its owner, a lead of its team or an operator may change this reservation."
 QUOTA_REQUEST = "Only a lead of the team or an operator may ask for a new quota."
 TEAM_CHANGE = "Only a lead of the team or an operator may change it."
+NOTICE_CHANNEL_CREATE = "Only a lead of the team or an operator may create its notice channels."
+NOTICE_CHANNEL_CHANGE = (
+    "Only its person, or a lead of its team or an operator, may change this notice channel."
+)
 TEAM_REMOVE = "Only an operator may remove a team."
 TEAM_JOIN = "Only people with an active account may ask to join a team."
 SUBMISSION_DECIDE = (

@@ -16,10 +16,11 @@ from drf_spectacular.generators import SchemaGenerator
 from rest_framework.test import APIClient
 
 from portal.api.base.throttling import ReadThrottle, WriteThrottle
-from portal.models import Template
+from portal.models import NoticeMessage, Template
 from portal.services.approvals import submissions
 from portal.services.calendar import recurring_reservations, reservations
 from portal.services.people import api_tokens, service_accounts
+from portal.services.people.notice_channels import channels as notice_channels
 from portal.services.work import launch
 from scheduler.cycle import engine
 from scheduler.cycle.recording import CycleRecorder
@@ -66,6 +67,7 @@ COST_SPLIT = {
     "shares": [{"code": "CC-1", "percent": "100"}],
     "valid_from": SOON.isoformat(),
 }
+TEAM_CHANNEL = (404, 404, 200, 404, 404, 200, 404, 404)
 ADJUSTMENT = {
     "month": f"{datetime.now(UTC):%Y-%m}-01",
     "amount": "-1.00",
@@ -121,6 +123,17 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "tokens/"): ({}, ALL),
     ("POST", "tokens/"): ({"name": "x"}, (201,) * 8),
     ("POST", "tokens/{id}/revoke/"): ({}, (200, 404, 404, 404, 404, 404, 404, 404)),
+    ("GET", "notice-channels/"): ({}, ALL),
+    ("POST", "notice-channels/"): (
+        {"name": "x", "kind": "mail", "topics": ["work"], "team": "vision", "address": "x@example.org"},
+        (403, 403, 201, 400, 400, 201, 403, 403),
+    ),
+    ("GET", "notice-channels/{id}/"): ({}, TEAM_CHANNEL),
+    ("PATCH", "notice-channels/{id}/"): ({"active": False}, TEAM_CHANNEL),
+    ("POST", "notice-channels/{id}/remove/"): ({}, TEAM_CHANNEL),
+    ("POST", "notice-channels/{id}/test/"): ({}, (404, 404, 201, 404, 404, 201, 404, 404)),
+    ("GET", "notice-channels/{id}/messages/"): ({}, TEAM_CHANNEL),
+    ("POST", "notice-messages/{id}/send-again/"): ({}, TEAM_CHANNEL),
     ("GET", "service-accounts/"): ({}, ALL),
     # An operator is no member of the team, so the operator cannot be the owner.
     ("POST", "service-accounts/"): (
@@ -415,6 +428,17 @@ def named(today_world: World) -> dict[str, str]:
     account = service_accounts.create_service_account(
         actor=world.vision.lead, team=world.vision.team, name="secret", owner=world.vision.member, now=now
     )
+    channel, _ = notice_channels.create_channel(
+        actor=world.vision.lead,
+        team=world.vision.team,
+        name="secret channel",
+        kind="mail",
+        topics=["work"],
+        address="secret@example.org",
+        now=now,
+    )
+    message = notice_channels.test_channel(actor=world.vision.lead, channel=channel, now=now)
+    NoticeMessage.objects.filter(pk=message.pk).update(state="sent")
     Template.objects.create(
         slug="small", name="Small", kind="notebook", type="interactive", units=1, max_runtime_seconds=60
     )
@@ -434,6 +458,8 @@ def named(today_world: World) -> dict[str, str]:
         "approvals": str(submission.public_id),
         "tokens": str(token.pk),
         "service-accounts": account.username,
+        "notice-channels": str(channel.public_id),
+        "notice-messages": str(message.public_id),
         "hosts": "delta",
         "pools": "vision-only",
         "teams": "vision",

@@ -23,6 +23,7 @@ from portal.services.approvals import submissions
 from portal.services.calendar import recurring_reservations, reservations
 from portal.services.people.identity import providers as identity_providers
 from portal.services.people.identity import rules as identity_rules
+from portal.services.people.notice_channels import channels as notice_channels
 from portal.services.work import launch
 from portal.web import urls
 from scheduler.cycle import engine
@@ -93,6 +94,7 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "workload-keep": ("POST", OWNERS),
     "workload-relaunch": ("POST", TO_THE_FORM),
     "reservation": ("GET", OWN_TEAM),
+    "reservation-ical": ("GET", OWN_TEAM),
     "reservation-cancel": ("POST", OWNERS),
     "alerts": ("GET", ALL),
     "alert-change": ("POST", (403, 403, 403, 404, 404, 302, 404, 403)),
@@ -173,6 +175,8 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "tokens": ("GET", ALL),
     "service-accounts": ("GET", ALL),
     "notifications": ("GET", ALL),
+    "notice-channels": ("GET", ALL),
+    "notice-channel": ("GET", (404, 404, 200, 404, 404, 200, 404, 404)),
     "preferences": ("GET", ALL),
     "audit": ("GET", ALL),
     "settings": ("GET", ALL),
@@ -211,6 +215,15 @@ class SampleObjects:
             issuer="https://id.example.org",
             client_id="x",
             secret="y",
+            now=world.now,
+        )
+        self.channel, _ = notice_channels.create_channel(
+            actor=world.vision.lead,
+            team=world.vision.team,
+            name="list",
+            kind="mail",
+            topics=["work"],
+            address="vision@example.org",
             now=world.now,
         )
         self.claim_rule = identity_rules.create_rule(
@@ -279,6 +292,8 @@ class SampleObjects:
             "notebook": [self.notebook.public_id],
             "notebook-open": [self.notebook.public_id],
             "reservation": [self.reservation.public_id],
+            "reservation-ical": [self.reservation.public_id],
+            "notice-channel": [self.channel.public_id],
             "reservation-cancel": [self.reservation.public_id],
             "series-cancel": [self.series.public_id],
             "array": [self.array.public_id],

@@ -1,0 +1,1 @@
+"""Create and change the channels through which people and teams get notices."""

@@ -1,0 +1,1 @@
+"""Group notices by topic, and build the texts of messages to notice channels."""
