@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+from contextlib import nullcontext
 from typing import Any
 from urllib.parse import quote
 
 import click
 
 from cli import output
+from cli.csv_import import import_file, new_private_file, print_import
 from cli.session import CliSession, cli, command
 
 REASON_OPTION = click.option("--why", default="", help="The reason; it is stored in the audit log.")
 PREVIEW_OPTION = click.option(
     "--preview", is_flag=True, help="Only show the effect, also on running work. Nothing is changed."
 )
+LINK_COLUMNS = ("username", "email", "link")
 REVOKE_OPTION = click.option("--revoke-tokens", is_flag=True, help="Also revoke the person's API tokens.")
 
 
@@ -54,6 +58,30 @@ def show_person(session: CliSession, username: str) -> None:
 def create_person(session: CliSession, username: str, **fields: Any) -> None:
     """Create an account, and print the one-time link with which the person sets a password."""
     _print_link(session, session.client.post("people/", {"username": username, **fields}))
+
+
+@command(person, "import")
+@click.argument("file", type=click.File("rb"))
+@click.option("--preview", is_flag=True, help="Only show what the import would do.")
+@click.option(
+    "--links",
+    type=click.Path(dir_okay=False, writable=True),
+    help="A new file for the one-time links of new people; otherwise they are printed.",
+)
+@REASON_OPTION
+def import_people(session: CliSession, file: Any, preview: bool, links: str | None, why: str) -> None:
+    """Import people from a CSV file; print the links of new people. "-" reads standard input."""
+    with new_private_file(links) if links and not preview else nullcontext() as target:
+        answer = import_file(session, "people-import/", file, preview=preview, why=why)
+        made = answer.get("links", [])
+        if target is not None:
+            rows = csv.writer(target)
+            rows.writerow(LINK_COLUMNS)
+            rows.writerows([each[name] for name in LINK_COLUMNS] for each in made)
+            answer |= {"links": []}
+        print_import(session, answer)
+    if made and not session.json and target is None:
+        output.print_table(LINK_COLUMNS, ([each[name] for name in LINK_COLUMNS] for each in made), "")
 
 
 @command(person, "roles")

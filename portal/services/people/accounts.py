@@ -49,7 +49,7 @@ def create_user(
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
-    flags = _checked_roles(checks, {"operator": operator, "finance": finance, "auditor": auditor})
+    flags = checked_roles(checks, {"operator": operator, "finance": finance, "auditor": auditor})
     with transaction.atomic():
         user = _create_user(checks, username, email, full_name, flags)
         audit.record(
@@ -85,7 +85,7 @@ def change_user(
     policy.require(actor, "user.change")
     checks = InputChecks()
     given = {"operator": operator, "finance": finance, "auditor": auditor}
-    flags = _checked_roles(
+    flags = checked_roles(
         checks, {name: getattr(user, name) if flag is None else flag for name, flag in given.items()}
     )
     if user.service_team is not None and any(flags.values()):
@@ -114,6 +114,31 @@ def change_user(
             target=user,
             before=before,
             after={**after, **({"revoked_tokens": revoked} if revoked else {})},
+            why=why,
+        )
+    return user
+
+
+def change_name(
+    *, actor: User, user: User, full_name: str, now: datetime, why: str = "", via: str = "web"
+) -> User:
+    """Change the full name of a person. Raises Invalid, NotAllowed."""
+    policy.require(actor, "user.change")
+    checks = InputChecks()
+    full_name = checks.text("full_name", full_name, least=0, most=150)
+    checks.done()
+    with transaction.atomic():
+        before = {"full_name": user.get_full_name()}
+        User.objects.filter(pk=user.pk).update(first_name=full_name, last_name="")
+        user.refresh_from_db(fields=["first_name", "last_name"])
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="change_name",
+            target=user,
+            before=before,
+            after={"full_name": full_name},
             why=why,
         )
     return user
@@ -256,7 +281,8 @@ def read_notifications(*, actor: User, now: datetime, ids: list[int] | None = No
     return unread.update(read_at=now)
 
 
-def _checked_roles(checks: InputChecks, given: dict[str, Any]) -> dict[str, bool]:
+def checked_roles(checks: InputChecks, given: dict[str, Any]) -> dict[str, bool]:
+    """Return the roles if they are valid together; otherwise note the problem."""
     flags = {name: checks.flag(name, value) for name, value in given.items()}
     if flags["auditor"] and (flags["operator"] or flags["finance"]):
         checks.note(
@@ -265,6 +291,12 @@ def _checked_roles(checks: InputChecks, given: dict[str, Any]) -> dict[str, bool
             administration_problems.AUDITOR_HAS_OTHER_ROLE,
         )
     return flags
+
+
+def checked_username(checks: InputChecks, username: Any) -> str:
+    """Return the user name if it is valid; otherwise note the problem."""
+    allowed = "1 to 150 letters, digits and @ . + - _, beginning with a letter or digit"
+    return checks.pattern("username", username, USER_NAME_PATTERN, allowed)
 
 
 def checked_email(checks: InputChecks, email: Any) -> str:
@@ -281,12 +313,7 @@ def _create_user(
     password: str | None = None,
 ) -> User:
     """Save a new account. ``password`` is None if the person sets it later with a link."""
-    username = checks.pattern(
-        "username",
-        username,
-        USER_NAME_PATTERN,
-        "1 to 150 letters, digits and @ . + - _, beginning with a letter or digit",
-    )
+    username = checked_username(checks, username)
     email = checked_email(checks, email)
     full_name = checks.text("full_name", full_name, least=0, most=150)
     user = User(username=username, email=email, first_name=full_name, **flags)
