@@ -20,6 +20,7 @@ from portal.services import idempotency
 from portal.services.audit_trail import seals, stream, verification
 from portal.services.fleet import pools
 from portal.services.money import unusual_spend
+from portal.services.people.leaving import leaver_work
 from portal.sweeps import expired_sessions, expired_submissions, idle_notebooks
 from scheduler.coordination import clock_correction
 
@@ -53,6 +54,12 @@ def expire_submissions() -> int:
 def demand_isolation() -> int:
     """Let new pools demand the isolation of their first hosts. Return the number of pools."""
     return pools.demand_isolation_of_first_hosts(timezone.now())
+
+
+@shared_task(name="portal.tasks.settle_leavers")  # type: ignore[misc]
+def settle_leavers() -> int:
+    """Settle the work of people whose accounts are closed. Return the number of workloads."""
+    return clock_correction.with_steady_clock(lambda clock: leaver_work.apply_leaver_policies(clock.wall))
 
 
 @shared_task(name="portal.tasks.forget_expired")  # type: ignore[misc]

@@ -35,7 +35,7 @@ from portal.notices.hosts import (
 )
 from portal.notices.maintenance import maintenance_windows
 from portal.notices.recipients import service_account_owners
-from portal.notices.removals import removals
+from portal.notices.removals import leads_in_charge, removals, work_of_leavers
 from portal.notices.reservations import (
     rebound_reservations,
     released_reservations,
@@ -71,8 +71,12 @@ def write_notices(now: datetime) -> int:
         since = _lookback_start(now)
         owners = service_account_owners()
         rows: dict[tuple[int, str], Notification] = {}
-        for notice in (notice for source in NOTICE_SOURCES for notice in source(since, now)):
-            for user in sorted({owners.get(user, user) for user in notice.users}):
+        notices = [notice for source in NOTICE_SOURCES for notice in source(since, now)]
+        in_charge = leads_in_charge({notice.workload for notice in notices if notice.workload is not None})
+        for notice in notices:
+            of_work = notice.workload or 0
+            users = {in_charge.get((of_work, user), user) for user in notice.users}
+            for user in sorted({owners.get(user, user) for user in users}):
                 row = Notification(
                     user_id=user,
                     kind=notice.kind,
@@ -139,6 +143,7 @@ NOTICE_SOURCES = (
     reservations_with_unusable_units,
     maintenance_windows,
     removals,
+    work_of_leavers,
     forced_moves_of_workloads,
     budgets_reached,
     months_to_close,

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import click
 
 from cli import output
+from cli.commands.people.access import LEAVER_WORK
 from cli.csv_import import import_file, new_private_file, print_import
 from cli.session import CliSession, cli, command
 
@@ -112,7 +113,7 @@ def change_roles(
 @REASON_OPTION
 @PREVIEW_OPTION
 def close_account(session: CliSession, username: str, preview: bool, **fields: Any) -> None:
-    """Close an account. Its sessions and its API tokens end for ever; its work continues."""
+    """Close an account. Its sessions and its API tokens end for ever; the setting says what its work does."""
     verbs = ("close-account", "close")
     _change(session, username, verbs, preview, fields, "The account {} is closed.")
 
@@ -197,11 +198,17 @@ def stop_work(session: CliSession, username: str, preview: bool, **fields: Any) 
 
 @command(person, "remove")
 @click.argument("username")
-@click.option("--stop-work/--keep-work", default=True, help="Whether to stop work and cancel reservations.")
+@click.option(
+    "--work",
+    type=click.Choice(LEAVER_WORK),
+    help="What happens to the work: stop it, end it with its reservation, or let a lead take charge. "
+    "Default: the setting.",
+)
 @REASON_OPTION
 @PREVIEW_OPTION
-def remove_person(session: CliSession, username: str, preview: bool, **fields: Any) -> None:
-    """Remove a person who has left: close the account, end roles and teams, and stop the work."""
+def remove_person(session: CliSession, username: str, work: str | None, preview: bool, **fields: Any) -> None:
+    """Remove a person who has left: close the account, end roles and teams, and settle the work."""
+    fields |= {"work": work.replace("-", "_")} if work else {}
     _change(session, username, ("remove-person", "remove"), preview, fields, "{} is removed.")
 
 

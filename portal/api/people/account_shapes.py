@@ -7,6 +7,7 @@ from rest_framework import serializers
 from portal.api.base.fields import ResponseSerializer, numbers_field
 from portal.api.base.serializers import StrictSerializer
 from portal.api.people.serializers import RoleShape, TokenShape
+from portal.models import LeaverWork
 from portal.wording.people.account_texts import ACCOUNT_VERBS
 
 
@@ -49,8 +50,13 @@ class RolesWish(ProtectWish):
 
 
 class RemovePersonWish(AccountReasonWish):
+    work = serializers.ChoiceField(
+        choices=LeaverWork.choices,
+        required=False,
+        help_text="what happens to the work and the reservations; default: the setting leaver_work",
+    )
     stop_work = serializers.BooleanField(
-        required=False, help_text="stop the work and cancel the reservations; default true"
+        required=False, help_text="for older clients: true is work=stop, false is work=hand_over"
     )
 
 

@@ -16,7 +16,7 @@ from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery
 from portal.api.base.views import ApiView
 from portal.api.people import account_shapes as shapes
-from portal.models import TokenScope, User
+from portal.models import LeaverWork, TokenScope, User
 from portal.reads.people.organisation import people
 from portal.services.people import account_security, accounts, person_removal
 from portal.services.people.account_effects import preview_account_change
@@ -115,7 +115,7 @@ class CloseAccountView(_AccountChangeView):
         operation_id="people_close", request=shapes.AccountReasonWish, responses=shapes.PersonShape
     )
     def post(self, request: Request, username: str) -> Response:
-        """Close an account: its sessions and tokens end for ever. Its work continues. For operators."""
+        """Close an account: sessions and tokens end for ever, work ends by the policy. For operators."""
         body = {"active": False, **self.validated_body(shapes.AccountReasonWish)}
         return self.person_response(accounts.change_user, username, body)
 
@@ -197,8 +197,11 @@ class RemovePersonView(_AccountChangeView):
         operation_id="people_remove", request=shapes.RemovePersonWish, responses=shapes.PersonShape
     )
     def post(self, request: Request, username: str) -> Response:
-        """Close an account, end its roles and teams, and by default stop its work. For operators."""
+        """Close an account, end its roles and teams, and settle its work by the policy. For operators."""
         body = self.validated_body(shapes.RemovePersonWish)
+        stops = body.pop("stop_work", None)
+        if stops is not None:
+            body.setdefault("work", LeaverWork.STOP if stops else LeaverWork.HAND_OVER)
         return self.person_response(person_removal.remove_person, username, body)
 
 

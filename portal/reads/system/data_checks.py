@@ -1,4 +1,4 @@
-"""Check the lags of rollups, charges and the audit stream, the hosts, the clocks, and the storage of the database."""
+"""Check the lags of data and of the audit stream, the hosts, the clocks, and the database."""
 
 from __future__ import annotations
 

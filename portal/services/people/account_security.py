@@ -15,10 +15,10 @@ from portal.input_checks import InputChecks
 from portal.models import ApiToken, User
 from portal.services import audit
 from portal.services.people.accounts import checked_email
+from portal.services.people.leaving.stopping import stop_workload
 from portal.services.people.password_links import password_link
 from portal.services.people.sessions import end_sessions_of, revoke_tokens_of
 from portal.wording.problems import administration_problems
-from scheduler import services as scheduling
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Workload
 from scheduler.state.states import WorkloadState
@@ -154,7 +154,7 @@ def stop_work(*, actor: User, user: User, now: datetime, why: str = "", via: str
     checks = InputChecks()
     why = _checked_why(checks, why)
     checks.done()
-    stopped = [row.name for row in work_of(user) if _stop(actor, row, now, why, via)]
+    stopped = [row.name for row in work_of(user) if stop_workload(actor, row, now, why, via)]
     audit.record(
         actor=actor,
         via=via,
@@ -171,26 +171,6 @@ def work_of(user: User) -> list[Workload]:
     """Return the work of a person that has not ended, oldest first."""
     rows = Workload.objects.filter(owner=user).exclude(state=WorkloadState.ENDED)
     return list(rows.select_related("pool", "project__team").order_by("pk"))
-
-
-def _stop(actor: User, workload: Workload, now: datetime, why: str, via: str) -> bool:
-    with transaction.atomic():
-        before = audit.audited_fields(workload, "state")
-        if not scheduling.cancel_workload(workload, now=now):
-            return False
-        workload.refresh_from_db()
-        after = audit.audited_fields(workload, "state", "stop_requested")
-        audit.record(
-            actor=actor,
-            via=via,
-            now=now,
-            verb="cancel_workload",
-            target=workload,
-            before=before,
-            after=after,
-            why=why,
-        )
-    return True
 
 
 def _reject_service_account(user: User) -> None:

@@ -12,7 +12,7 @@ from django.db import IntegrityError, transaction
 from portal import locks, policy
 from portal.errors import Invalid
 from portal.input_checks import EMAIL_PATTERN, USER_NAME_PATTERN, InputChecks
-from portal.models import Notification, Organisation, User
+from portal.models import Notification, Organisation, User, WorkHandover
 from portal.services import audit
 from portal.services.money.billing_currency import checked_currency, set_first_currency
 from portal.services.people import setup_code as setup_codes
@@ -101,6 +101,10 @@ def change_user(
         user.refresh_from_db()
         before = audit.audited_fields(user, "is_active", *ROLES)
         User.objects.filter(pk=user.pk).update(is_active=open_, **flags)
+        if active:
+            # The person is in charge of their own work again.
+            User.objects.filter(pk=user.pk).update(leaver_work=None)
+            WorkHandover.objects.filter(workload__owner=user).delete()
         user.refresh_from_db()
         after = audit.audited_fields(user, "is_active", *ROLES)
         if before != after:

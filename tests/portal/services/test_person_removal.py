@@ -98,7 +98,7 @@ def test_work_and_reservations_stay_with_the_project_if_the_operator_says_so(wor
     person = world.vision.member
     own = launch.launch_notebook(actor=person, project=world.vision.project, pool=world.shared, now=world.now)
     held = reserve(world, person)
-    remove(world, person, stop_work=False)
+    remove(world, person, work="hand_over")
     own.refresh_from_db()
     held.refresh_from_db()
     assert (own.state, held.state) == ("queued", "confirmed")
@@ -132,7 +132,7 @@ def test_the_last_operator_is_not_removed_and_nothing_changes(world: World) -> N
 def test_a_repeated_removal_completes_the_first(world: World) -> None:
     person = world.vision.member
     own = launch.launch_notebook(actor=person, project=world.vision.project, pool=world.shared, now=world.now)
-    remove(world, person, stop_work=False)
+    remove(world, person, work="hand_over")
     remove(world, person)
     own.refresh_from_db()
     assert own.state == "ended"
