@@ -6,6 +6,7 @@ The rules are in docs/operations.md, "When a person or a team leaves".
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from django.db import transaction
 
@@ -15,6 +16,7 @@ from portal.models import ClaimGrant, LeaverWork, Membership, User
 from portal.services import audit
 from portal.services.people import accounts
 from portal.services.people.leaving.leaver_work import apply_policy, policy_for
+from portal.services.people.service_accounts import release_service_accounts
 from portal.services.removal_effect import withdraw_submissions
 
 
@@ -43,7 +45,8 @@ def remove_person(
     checks.done()
     with transaction.atomic():
         memberships = Membership.objects.filter(user=user).order_by("team__slug")
-        teams = [f"{row.team.slug} ({row.role})" for row in memberships.select_related("team")]
+        rows = list(memberships.select_related("team"))
+        before: dict[str, Any] = {"teams": [f"{row.team.slug} ({row.role})" for row in rows]}
         accounts.change_user(
             actor=actor,
             user=user,
@@ -59,6 +62,8 @@ def remove_person(
         user.refresh_from_db(fields=["leaver_work"])
         withdraw_submissions(author=user)
         ClaimGrant.objects.filter(user=user).delete()
+        released = [name for row in rows for name in release_service_accounts(row.team, user)]
+        before |= {"service_accounts": released} if released else {}
         Membership.objects.filter(user=user).delete()
         audit.record(
             actor=actor,
@@ -66,7 +71,7 @@ def remove_person(
             now=now,
             verb="remove_person",
             target=user,
-            before={"teams": teams},
+            before=before,
             after={"work": str(policy_for(user))},
             why=why,
         )

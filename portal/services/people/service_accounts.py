@@ -110,15 +110,15 @@ def change_service_account(
     return account
 
 
-def release_service_accounts(team: Team, person: User) -> dict[str, list[str]]:
-    """Remove a person as the owner of service accounts of a team. Return their names for the audit record.
+def release_service_accounts(team: Team, person: User) -> list[str]:
+    """Remove a person as the owner of service accounts of a team. Return their names.
 
     Call it in the transaction that removes the person from the team.
     """
     owned = User.objects.filter(service_team=team, service_owner=person)
     names = list(owned.order_by("username").values_list("username", flat=True))
     owned.update(service_owner=None)
-    return {"service_accounts": names} if names else {}
+    return names
 
 
 def close_service_accounts(team: Team, now: datetime) -> None:

@@ -104,8 +104,8 @@ def test_the_lead_in_charge_gets_the_notices_of_the_work(world: World, work: dic
     [notice] = Notification.objects.filter(user=world.vision.lead, kind="leaver_work")
     text = notice_sentence(notice.kind, notice.numbers)
     assert text == (
-        f"The account of {person.username} is closed. 3 of its workloads in {world.vision.team.name} continue, "
-        f"and {world.vision.lead.username} is in charge of them: running, waiting, held."
+        f"The account of {person.username} is closed. 3 of its workloads in {world.vision.team.name} "
+        f"continue, and {world.vision.lead.username} is in charge of them: running, waiting, held."
     )
     Workload.objects.filter(pk=work["running"].pk).update(
         state="ended", outcome="finished", ended_at=timezone.now()
