@@ -244,6 +244,8 @@ def _print_effect(session: CliSession, username: str, verb: str) -> None:
 def _print_link(session: CliSession, found: dict[str, Any]) -> None:
     if session.json:
         return output.print_json(found)
+    if not found["link"]:
+        return output.print_line(f"{found['username']} gets no link: passwords are turned off.")
     output.print_line(f"Give this link to {found['username']}. It sets a password, once and within 3 days:")
     return output.print_line(found["link"])
 

@@ -21,9 +21,12 @@ class PersonShape(ResponseSerializer):
     teams = RoleShape(many=True, source="memberships")
 
 
+LINK_HELP = "sets a password, once and within 3 days. Shown only once. Empty while passwords are off."
+
+
 class PersonLinkShape(ResponseSerializer):
     username = serializers.CharField()
-    link = serializers.CharField(help_text="sets a password, once and within 3 days. Shown only once.")
+    link = serializers.CharField(help_text=LINK_HELP)
 
 
 class NewPerson(StrictSerializer):
