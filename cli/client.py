@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from cli import VERSION
+from cli.announcements import print_announcement
 from cli.credentials import Credentials
 from cli.errors import EXIT_NOT_FOUND, EXIT_NOT_SIGNED_IN, EXIT_REFUSED, EXIT_UNREACHABLE, CliError
 
@@ -176,6 +177,7 @@ class ApiClient:
         try:
             try:
                 with self._opener.open(request, timeout=seconds or self.seconds) as answer:
+                    print_announcement(answer.headers)
                     return read(answer)
             except urllib.error.HTTPError as refusal:
                 text = refusal.read()

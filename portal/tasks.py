@@ -16,6 +16,7 @@ from portal.notices import delivery
 from portal.reads.fleet.demand_forecast import warm_demand
 from portal.reads.utilisation.fleet_map import warm_host_days
 from portal.reads.utilisation.period import zone_of_organisation
+from portal.redis_state.announced_maintenance import publish_maintenance
 from portal.services import idempotency
 from portal.services.audit_trail import seals, stream, verification
 from portal.services.fleet import pools
@@ -23,14 +24,20 @@ from portal.services.money import unusual_spend
 from portal.services.people.leaving import leaver_work
 from portal.sweeps import expired_sessions, expired_submissions, idle_notebooks
 from scheduler.coordination import clock_correction
+from scheduler.coordination.database_maintenance import current_maintenance
 
 log = logging.getLogger(__name__)
 
 
 @shared_task(name="portal.tasks.notices")  # type: ignore[misc]
 def notices() -> int:
-    """Write notices about new events. Return the number of new notices."""
-    return delivery.write_notices(timezone.now())
+    """Write notices about new events. Return the number of new notices.
+
+    Also publish the announced maintenance of the database again, in case Redis has lost it.
+    """
+    now = timezone.now()
+    publish_maintenance(current_maintenance(now))
+    return delivery.write_notices(now)
 
 
 @shared_task(name="portal.tasks.idle_cull")  # type: ignore[misc]

@@ -33,7 +33,7 @@ from portal.notices.hosts import (
     hardware_events,
     host_failures,
 )
-from portal.notices.maintenance import maintenance_windows
+from portal.notices.maintenance import database_maintenance, maintenance_windows
 from portal.notices.recipients import service_account_owners
 from portal.notices.removals import leads_in_charge, removals, work_of_leavers
 from portal.notices.reservations import (
@@ -142,6 +142,7 @@ NOTICE_SOURCES = (
     rebound_reservations,
     reservations_with_unusable_units,
     maintenance_windows,
+    database_maintenance,
     removals,
     work_of_leavers,
     forced_moves_of_workloads,

@@ -176,6 +176,10 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"{f.plain(': ', 'why') if f.get('why') else ''}. Its memberships, its quotas and its open requests "
         "ended."
     ),
+    "database_maintenance": lambda f: (
+        f"Maintenance of the database until {date_and_time(f.get('until'))}: {f.plain('', 'why')}. "
+        "Nothing new starts, and pages may not answer. Running work continues."
+    ),
     "leaver_work": lambda f: (
         f"The account of {f.plain('', 'name')} is closed. {int(f.get('workloads') or 0)} of its workloads in "
         f"{f.plain('', 'team')} {_leaver_work(f)}: {', '.join(map(str, f.get('names') or []))}."
