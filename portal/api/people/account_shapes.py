@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rest_framework import serializers
 
-from portal.api.base.fields import ResponseSerializer, numbers_field
+from portal.api.base.fields import JsonObject, ResponseSerializer, numbers_field
 from portal.api.base.serializers import StrictSerializer
 from portal.api.people.serializers import RoleShape, TokenShape
 from portal.models import LeaverWork
@@ -61,6 +61,13 @@ class RemovePersonWish(AccountReasonWish):
     stop_work = serializers.BooleanField(
         required=False, help_text="for older clients: true is work=stop, false is work=hand_over"
     )
+
+    def validate(self, attrs: JsonObject) -> JsonObject:
+        """Replace ``stop_work`` by ``work``."""
+        stops = attrs.pop("stop_work", None)
+        if stops is not None:
+            attrs.setdefault("work", str(LeaverWork.STOP if stops else LeaverWork.HAND_OVER))
+        return attrs
 
 
 class AddressWish(ProtectWish):

@@ -11,7 +11,7 @@ from django.db import IntegrityError, transaction
 
 from portal import locks, policy
 from portal.errors import Invalid
-from portal.input_checks import EMAIL_PATTERN, USER_NAME_PATTERN, InputChecks
+from portal.input_checks import EMAIL_PATTERN, InputChecks
 from portal.models import Notification, Organisation, User, WorkHandover
 from portal.services import audit
 from portal.services.money.billing_currency import checked_currency, set_first_currency
@@ -92,7 +92,7 @@ def change_user(
         raise service_account_rejection(user)
     open_ = user.is_active if active is None else checks.flag("active", active)
     revoke_tokens = checks.flag("revoke_tokens", revoke_tokens)
-    why = checks.text("why", why, least=0, most=1000, lines=True)
+    why = checks.reason(why)
     checks.done()
     with transaction.atomic():
         # Two operators may give up their role at once. With the lock, the second sees the first change.
@@ -297,12 +297,6 @@ def checked_roles(checks: InputChecks, given: dict[str, Any]) -> dict[str, bool]
     return flags
 
 
-def checked_username(checks: InputChecks, username: Any) -> str:
-    """Return the user name if it is valid; otherwise note the problem."""
-    allowed = "1 to 150 letters, digits and @ . + - _, beginning with a letter or digit"
-    return checks.pattern("username", username, USER_NAME_PATTERN, allowed)
-
-
 def checked_email(checks: InputChecks, email: Any) -> str:
     """Return the e-mail address if it is valid; otherwise note the problem."""
     return checks.pattern("email", email, EMAIL_PATTERN, "an address such as ada@example.org")
@@ -317,7 +311,7 @@ def _create_user(
     password: str | None = None,
 ) -> User:
     """Save a new account. ``password`` is None if the person sets it later with a link."""
-    username = checked_username(checks, username)
+    username = checks.user_name("username", username)
     email = checked_email(checks, email)
     full_name = checks.text("full_name", full_name, least=0, most=150)
     user = User(username=username, email=email, first_name=full_name, **flags)

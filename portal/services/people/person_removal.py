@@ -41,7 +41,7 @@ def remove_person(
     checks = InputChecks()
     if work is not None:
         work = checks.choice("work", work, LeaverWork.values)
-    why = checks.text("why", why, least=0, most=1000, lines=True)
+    why = checks.reason(why)
     checks.done()
     with transaction.atomic():
         memberships = Membership.objects.filter(user=user).order_by("team__slug")

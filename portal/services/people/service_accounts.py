@@ -8,7 +8,7 @@ from typing import Any
 from django.db import IntegrityError, transaction
 
 from portal import policy
-from portal.input_checks import USER_NAME_PATTERN, InputChecks, display_value
+from portal.input_checks import InputChecks, display_value
 from portal.models import ApiToken, Membership, User, WorkspaceSession
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
@@ -37,12 +37,7 @@ def create_service_account(
     """
     policy.require(actor, "service_account.create", team)
     checks = InputChecks()
-    name = checks.pattern(
-        "name",
-        name,
-        USER_NAME_PATTERN,
-        "1 to 150 letters, digits and @ . + - _, beginning with a letter or digit",
-    )
+    name = checks.user_name("name", name)
     purpose = checks.text("purpose", purpose, least=0, most=150)
     owner = _checked_owner(checks, actor if owner is None else owner, team)
     checks.done()

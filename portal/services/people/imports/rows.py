@@ -12,7 +12,7 @@ from portal import policy
 from portal.input_checks import InputChecks, display_value
 from portal.models import Membership, User
 from portal.services.csv_import import ImportedRow
-from portal.services.people.accounts import ROLES, checked_email, checked_roles, checked_username
+from portal.services.people.accounts import ROLES, checked_email, checked_roles
 from portal.wording.problems import person_import_problems as problems
 from scheduler.models import Team
 from telemetry.core.csv_text import FORMULA_STARTS
@@ -132,7 +132,7 @@ def _directory(actor: User, usernames: Sequence[str]) -> _Directory:
 
 def _checked_row(row: ImportedRow, directory: _Directory) -> PersonRow:
     checks, values = InputChecks(), row.values
-    person = PersonRow(row, username=checked_username(checks, values.get("username", "")))
+    person = PersonRow(row, username=checks.user_name("username", values.get("username", "")))
     person.account = directory.accounts.get(person.username)
     given = display_value(person.username)
     similar = directory.names.get(person.username.lower(), person.username)
