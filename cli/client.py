@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from cli import VERSION
-from cli.announcements import print_announcement
 from cli.credentials import Credentials
 from cli.errors import EXIT_NOT_FOUND, EXIT_NOT_SIGNED_IN, EXIT_REFUSED, EXIT_UNREACHABLE, CliError
 
@@ -69,10 +68,16 @@ class AnswerLost(CliError):
 
 
 class ApiClient:
-    """A client of one portal with one person's token."""
+    """A client of one portal with one person's token. ``on_headers`` gets the headers of each answer."""
 
-    def __init__(self, login: Credentials, seconds: float = TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        login: Credentials,
+        seconds: float = TIMEOUT_SECONDS,
+        on_headers: Callable[[Mapping[str, str]], None] = lambda headers: None,
+    ) -> None:
         self.login = login
+        self._on_headers = on_headers
         self.seconds = seconds
         self._opener = urllib.request.build_opener(NoRedirectHandler)
 
@@ -177,7 +182,7 @@ class ApiClient:
         try:
             try:
                 with self._opener.open(request, timeout=seconds or self.seconds) as answer:
-                    print_announcement(answer.headers)
+                    self._on_headers(answer.headers)
                     return read(answer)
             except urllib.error.HTTPError as refusal:
                 text = refusal.read()

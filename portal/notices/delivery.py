@@ -8,6 +8,7 @@ overlap, because a transaction may commit later than the times in its rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -34,6 +35,7 @@ from portal.notices.hosts import (
     host_failures,
 )
 from portal.notices.maintenance import database_maintenance, maintenance_windows
+from portal.notices.pending import PendingNotice
 from portal.notices.recipients import service_account_owners
 from portal.notices.removals import leads_in_charge, removals, work_of_leavers
 from portal.notices.reservations import (
@@ -74,9 +76,7 @@ def write_notices(now: datetime) -> int:
         notices = [notice for source in NOTICE_SOURCES for notice in source(since, now)]
         in_charge = leads_in_charge({notice.workload for notice in notices if notice.workload is not None})
         for notice in notices:
-            of_work = notice.workload or 0
-            users = {in_charge.get((of_work, user), user) for user in notice.users}
-            for user in sorted({owners.get(user, user) for user in users}):
+            for user in _recipients(notice, owners, in_charge):
                 row = Notification(
                     user_id=user,
                     kind=notice.kind,
@@ -105,6 +105,14 @@ def delete_old_notices(now: datetime) -> int:
     before = now - timedelta(days=settings.GPUPOOL_NOTICE_DAYS)
     old = Notification.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)
     return Notification.objects.filter(pk__in=list(old[:DELETE_BATCH_SIZE])).delete()[0]
+
+
+def _recipients(
+    notice: PendingNotice, owners: Mapping[int, int], in_charge: Mapping[tuple[int, int], int]
+) -> list[int]:
+    """Return who gets a notice: leads for people who have left, and owners for service accounts."""
+    present = {in_charge.get((notice.workload or 0, user), user) for user in notice.users}
+    return sorted({owners.get(user, user) for user in present})
 
 
 def _lookback_start(now: datetime) -> datetime:

@@ -55,7 +55,7 @@ def test_an_operator_imports_people_and_gets_their_links_in_a_private_file(
     done = gpupool(*import_people, "--links", str(links), "--why", "new year")
     assert done.code == 0 and "http" not in done.out, done.err
     assert User.objects.get(username="ren").get_full_name() == "René"
-    assert "ren,ren@example.org,http" in links.read_text() and links.stat().st_mode & 0o777 == 0o600
+    assert "ren\tren@example.org\thttp" in links.read_text() and links.stat().st_mode & 0o777 == 0o600
     assert "allowed: a file that does not exist" in gpupool(*import_people, "--links", str(links)).err
     people.write_text("username,email\nbob,nobody\n")
     refused = gpupool(*import_people, "--links", str(tmp_path / "more.csv"))

@@ -21,12 +21,11 @@ class PersonShape(ResponseSerializer):
     teams = RoleShape(many=True, source="memberships")
 
 
-LINK_HELP = "sets a password, once and within 3 days. Shown only once. Empty while passwords are off."
-
-
 class PersonLinkShape(ResponseSerializer):
     username = serializers.CharField()
-    link = serializers.CharField(help_text=LINK_HELP)
+    link = serializers.CharField(
+        help_text="sets a password, once and within 3 days. Shown only once. Empty while passwords are off."
+    )
 
 
 class NewPerson(StrictSerializer):

@@ -114,9 +114,6 @@ class ServiceAccountChange(StrictSerializer):
     active = serializers.BooleanField(required=False)
 
 
-LEAVER_WORK_HELP = "What happens to the work of people whose accounts are closed."
-
-
 class SecuritySettingsShape(ResponseSerializer):
     token_days = serializers.IntegerField(help_text="Longest life of an API token, in days.")
     separate_approver = serializers.BooleanField(
@@ -124,14 +121,18 @@ class SecuritySettingsShape(ResponseSerializer):
         help_text="Nobody decides their own request. Null: where there are two operators.",
     )
     separate_approver_in_force = serializers.BooleanField()
-    leaver_work = serializers.ChoiceField(choices=LeaverWork.choices, help_text=LEAVER_WORK_HELP)
+    leaver_work = serializers.ChoiceField(
+        choices=LeaverWork.choices, help_text="What happens to the work of people whose accounts are closed."
+    )
 
 
 class SecuritySettingsWish(StrictSerializer):
     token_days = count_field(1, required=False)
     separate_approver = serializers.BooleanField(allow_null=True, required=False)
     leaver_work = serializers.ChoiceField(
-        choices=LeaverWork.choices, required=False, help_text=LEAVER_WORK_HELP
+        choices=LeaverWork.choices,
+        required=False,
+        help_text="What happens to the work of people whose accounts are closed.",
     )
 
 

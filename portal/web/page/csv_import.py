@@ -36,7 +36,7 @@ class CsvImportForm(ServiceForm):
         return given
 
 
-def decoded(file: UploadedFile) -> str | None:
+def decoded(file: UploadedFile[Any]) -> str | None:
     """Return the text of a file; None if it is no text in one of ENCODINGS."""
     content: bytes = file.read()
     for encoding in ENCODINGS:

@@ -55,7 +55,7 @@ def first_passwords(request: HttpRequest) -> HttpResponse:
     """Send the links for the first passwords of imported people as a CSV file, once."""
     policy.require(current_user(request), "user.change")
     ids = request.session.pop(WAITING_LINKS, [])
-    links = person_import.first_password_links(User.objects.filter(pk__in=ids).order_by("username"))
+    links = person_import.first_password_links(list(User.objects.filter(pk__in=ids).order_by("username")))
     if not links:
         return redirect("people-import")
     lines = [csv_line(("username", "email", "link"))]

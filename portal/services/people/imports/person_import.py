@@ -127,7 +127,8 @@ def _change(person: PersonRow, context: Mapping[str, Any]) -> None:
     if person.email and person.email != user.email:
         account_security.change_address(user=user, email=person.email, **context)
     if person.new_roles:
-        accounts.change_user(user=user, **person.new_roles, **context)
+        roles: dict[str, Any] = dict(person.new_roles)
+        accounts.change_user(user=user, **roles, **context)
     if person.new_teams:
         known = teams_by_slug(context["actor"])
         for slug, role in person.new_teams.items():
