@@ -68,10 +68,16 @@ class AnswerLost(CliError):
 
 
 class ApiClient:
-    """A client of one portal with one person's token."""
+    """A client of one portal with one person's token. ``on_headers`` gets the headers of each answer."""
 
-    def __init__(self, login: Credentials, seconds: float = TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        login: Credentials,
+        seconds: float = TIMEOUT_SECONDS,
+        on_headers: Callable[[Mapping[str, str]], None] = lambda headers: None,
+    ) -> None:
         self.login = login
+        self._on_headers = on_headers
         self.seconds = seconds
         self._opener = urllib.request.build_opener(NoRedirectHandler)
 
@@ -177,6 +183,7 @@ class ApiClient:
         try:
             try:
                 with self._opener.open(request, timeout=seconds or self.seconds) as answer:
+                    self._on_headers(answer.headers)
                     return read(answer)
             except urllib.error.HTTPError as refusal:
                 text = refusal.read()

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from cli import VERSION, credentials
+from cli.announcements import print_announcement
 from cli.client import ApiClient
 
 CommandFunction = Callable[..., Any]
@@ -28,7 +29,7 @@ class CliSession:
     def client(self) -> ApiClient:
         """Return the client. Raises CliError if the user is not signed in."""
         if self._client is None:
-            self._client = ApiClient(credentials.load_credentials())
+            self._client = ApiClient(credentials.load_credentials(), on_headers=print_announcement)
         return self._client
 
 

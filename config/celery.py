@@ -116,6 +116,7 @@ app.conf.update(
         "send notices": {"task": "portal.tasks.send_notices", **_periodic(5.0, "notices")},
         "idle cull": {"task": "portal.tasks.idle_cull", **_periodic(10.0, "default")},
         "isolation of new pools": {"task": "portal.tasks.demand_isolation", **_periodic(10.0, "default")},
+        "settle leavers": {"task": "portal.tasks.settle_leavers", **_periodic(30.0, "default")},
         "expire submissions": {"task": "portal.tasks.expire_submissions", **_periodic(10.0, "default")},
         "seal audit": {"task": "portal.tasks.seal_audit", **_periodic(60.0, "default")},
         "check audit": {"task": "portal.tasks.check_audit", **_periodic(60.0, "default")},

@@ -175,6 +175,7 @@ ACCOUNT_EMAIL_SUBJECT_PREFIX = "[gpupool] "
 ACCOUNT_FORMS = {
     "login": "portal.web.people.sign_in_form.SignInForm",
     "change_password": "portal.web.people.sign_in_form.ChangeOwnPasswordForm",
+    "reset_password": "portal.web.people.sign_in_form.RequestPasswordLinkForm",
     "reset_password_from_key": "portal.web.people.sign_in_form.SetPasswordByLinkForm",
 }
 ACCOUNT_LOGIN_METHODS = {"username", "email"}

@@ -108,6 +108,15 @@ class InputChecks:
             return ""
         return value
 
+    def user_name(self, field: str, value: Any) -> str:
+        """Return the value if it may be the name of an account."""
+        allowed = "1 to 150 letters, digits and @ . + - _, beginning with a letter or digit"
+        return self.pattern(field, value, USER_NAME_PATTERN, allowed)
+
+    def reason(self, value: Any) -> str:
+        """Return the reason of a change: at most 1,000 characters, also on several lines."""
+        return self.text("why", value, least=0, most=1000, lines=True)
+
     def count(self, field: str, value: Any, low: int, high: int, unit: str = "") -> int:
         """Return the number if it is a whole number from ``low`` to ``high``."""
         allowed = f"a whole number from {low:,} to {high:,}{' ' + unit if unit else ''}"

@@ -17,20 +17,28 @@ from portal.notices.channels import sending
 from portal.reads.fleet.demand_forecast import warm_demand
 from portal.reads.utilisation.fleet_map import warm_host_days
 from portal.reads.utilisation.period import zone_of_organisation
+from portal.redis_state.announced_maintenance import publish_maintenance
 from portal.services import idempotency
 from portal.services.audit_trail import seals, stream, verification
 from portal.services.fleet import pools
 from portal.services.money import unusual_spend
+from portal.services.people.leaving import leaver_work
 from portal.sweeps import expired_sessions, expired_submissions, idle_notebooks
 from scheduler.coordination import clock_correction
+from scheduler.coordination.database_maintenance import current_maintenance
 
 log = logging.getLogger(__name__)
 
 
 @shared_task(name="portal.tasks.notices")  # type: ignore[misc]
 def notices() -> int:
-    """Write notices about new events. Return the number of new notices."""
-    return delivery.write_notices(timezone.now())
+    """Write notices about new events. Return the number of new notices.
+
+    Also publish the announced maintenance of the database again, in case Redis has lost it.
+    """
+    now = timezone.now()
+    publish_maintenance(current_maintenance(now))
+    return delivery.write_notices(now)
 
 
 @shared_task(name="portal.tasks.send_notices")  # type: ignore[misc]
@@ -60,6 +68,12 @@ def expire_submissions() -> int:
 def demand_isolation() -> int:
     """Let new pools demand the isolation of their first hosts. Return the number of pools."""
     return pools.demand_isolation_of_first_hosts(timezone.now())
+
+
+@shared_task(name="portal.tasks.settle_leavers")  # type: ignore[misc]
+def settle_leavers() -> int:
+    """Settle the work of people whose accounts are closed. Return the number of workloads."""
+    return clock_correction.with_steady_clock(lambda clock: leaver_work.apply_leaver_policies(clock.wall))
 
 
 @shared_task(name="portal.tasks.forget_expired")  # type: ignore[misc]

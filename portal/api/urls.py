@@ -36,7 +36,13 @@ from portal.api.money import (
 )
 from portal.api.money import views as money
 from portal.api.people import accounts as people
-from portal.api.people import identity, notice_channels, security_settings, service_accounts
+from portal.api.people import (
+    identity,
+    notice_channels,
+    people_import,
+    security_settings,
+    service_accounts,
+)
 from portal.api.people import removal as own_removal
 from portal.api.people import views as own
 from portal.api.system import database_maintenance, health, recordings, retention
@@ -56,6 +62,8 @@ urlpatterns = [
     path("me/identities/", identity.OwnIdentitiesView.as_view()),
     path("me/identities/<int:id>/disconnect/", identity.DisconnectIdentityView.as_view()),
     path("people/", people.PersonListView.as_view()),
+    path("people-import/", people_import.PeopleImportView.as_view()),
+    path("people-import/preview/", people_import.PeopleImportPreviewView.as_view()),
     path("people/<str:username>/", people.PersonView.as_view()),
     path("people/<str:username>/tokens/", people.PersonTokensView.as_view()),
     path("people/<str:username>/effect/", people.AccountEffectView.as_view()),

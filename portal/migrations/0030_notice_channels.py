@@ -9,7 +9,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("portal", "0020_identity_providers"),
+        ("portal", "0025_leaver_work"),
         ("scheduler", "0034_isolation_of_new_pools"),
     ]
 

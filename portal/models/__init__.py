@@ -1,8 +1,9 @@
 """Define the models of the portal: accounts, submissions and approvals, notices, audit, workspaces."""
 
-from portal.models.accounts import ApiToken, Membership, Organisation, TokenScope, User
+from portal.models.accounts import ApiToken, LeaverWork, Membership, Organisation, TokenScope, User
 from portal.models.audit import AuditEvent
 from portal.models.audit_seals import AuditProgress, AuditSeal, SealedAuditEvent
+from portal.models.handovers import WorkHandover
 from portal.models.idempotency import IdempotencyRecord
 from portal.models.identity import BreakGlassLink, ClaimGrant, ClaimRule, IdentityProvider
 from portal.models.notice_channels import (
@@ -33,6 +34,7 @@ __all__ = [
     "ClaimRule",
     "EntryCode",
     "IdentityProvider",
+    "LeaverWork",
     "Membership",
     "NOTICE_MESSAGE_TRANSITIONS",
     "NoticeChannel",
@@ -51,6 +53,7 @@ __all__ = [
     "ToldStart",
     "TokenScope",
     "User",
+    "WorkHandover",
     "WorkspaceOrigin",
     "WorkspaceSession",
     "hash_workspace_secret",

@@ -13,6 +13,14 @@ from django.utils.crypto import salted_hmac
 from scheduler.models import Team
 
 
+class LeaverWork(models.TextChoices):
+    """What happens to the work of a person whose account is closed."""
+
+    STOP = "stop", "is stopped with its grace period"
+    RESERVATION = "reservation", "ends at the end of its reservation, and at once without one"
+    HAND_OVER = "hand_over", "continues until it finishes, and a lead of the team is in charge"
+
+
 class Organisation(models.Model):
     """The organisation that owns the pools. The table has one row."""
 
@@ -38,6 +46,12 @@ class Organisation(models.Model):
     )
     local_sign_in = models.BooleanField(
         default=True, help_text="people can sign in with a password of this installation"
+    )
+    leaver_work = models.CharField(
+        max_length=12,
+        choices=LeaverWork.choices,
+        default=LeaverWork.STOP,
+        help_text="what happens to the work of people whose accounts are closed",
     )
     simulated_history_until = models.DateTimeField(null=True, blank=True)
     history_progress = models.JSONField(
@@ -67,6 +81,13 @@ class User(AbstractUser):
         max_length=6,
         default="system",
         choices=[("system", "as the system"), ("light", "light"), ("dark", "dark")],
+    )
+    leaver_work = models.CharField(
+        max_length=12,
+        choices=LeaverWork.choices,
+        null=True,
+        blank=True,
+        help_text="what happens to the work while the account is closed; null: as the organisation says",
     )
     session_generation = models.PositiveIntegerField(
         default=0,

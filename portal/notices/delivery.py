@@ -8,6 +8,7 @@ overlap, because a transaction may commit later than the times in its rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -36,9 +37,10 @@ from portal.notices.hosts import (
     hardware_events,
     host_failures,
 )
-from portal.notices.maintenance import maintenance_windows
+from portal.notices.maintenance import database_maintenance, maintenance_windows
+from portal.notices.pending import PendingNotice
 from portal.notices.recipients import service_account_owners
-from portal.notices.removals import removals
+from portal.notices.removals import leads_in_charge, removals, work_of_leavers
 from portal.notices.reservations import (
     ending_reservations,
     rebound_reservations,
@@ -76,8 +78,9 @@ def write_notices(now: datetime) -> int:
         owners = service_account_owners()
         rows: dict[tuple[int, str], Notification] = {}
         events = [notice for source in NOTICE_SOURCES for notice in source(since, now)]
+        in_charge = leads_in_charge({notice.workload for notice in events if notice.workload is not None})
         for notice in events:
-            for user in sorted({owners.get(user, user) for user in notice.users}):
+            for user in _recipients(notice, owners, in_charge):
                 row = Notification(
                     user_id=user,
                     kind=notice.kind,
@@ -108,6 +111,14 @@ def delete_old_notices(now: datetime) -> int:
     old = Notification.objects.filter(at__lt=before).order_by("at").values_list("pk", flat=True)
     deleted = Notification.objects.filter(pk__in=list(old[:DELETE_BATCH_SIZE])).delete()[0]
     return deleted + delete_old_messages(before)
+
+
+def _recipients(
+    notice: PendingNotice, owners: Mapping[int, int], in_charge: Mapping[tuple[int, int], int]
+) -> list[int]:
+    """Return who gets a notice: leads for people who have left, and owners for service accounts."""
+    present = {in_charge.get((notice.workload or 0, user), user) for user in notice.users}
+    return sorted({owners.get(user, user) for user in present})
 
 
 def _lookback_start(now: datetime) -> datetime:
@@ -147,7 +158,9 @@ NOTICE_SOURCES = (
     rebound_reservations,
     reservations_with_unusable_units,
     maintenance_windows,
+    database_maintenance,
     removals,
+    work_of_leavers,
     forced_moves_of_workloads,
     budgets_reached,
     months_to_close,

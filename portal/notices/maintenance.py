@@ -1,4 +1,4 @@
-"""Find maintenance windows, for notices to the owners of affected work and reservations."""
+"""Find maintenance of hosts and of the database, for notices to the people whom it concerns."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from portal.models import AuditEvent
+from portal.models import AuditEvent, User
 from portal.notices.pending import PendingNotice
-from scheduler.models import Host, MaintenanceWindow, Reservation, Workload
+from scheduler.models import DatabaseMaintenance, Host, MaintenanceWindow, Reservation, Workload
 from scheduler.state.states import ReservationState, WorkloadState
+
+
+def database_maintenance(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a notice to everybody about each maintenance of the database that has begun and still lasts."""
+    begun = DatabaseMaintenance.objects.filter(
+        starts_at__gt=since, starts_at__lte=now, ends_at__gt=now, ended_at=None
+    )
+    for row in begun:
+        people = User.objects.filter(is_active=True, service_team=None).values_list("pk", flat=True)
+        numbers = {"until": int(row.ends_at.timestamp()), "why": row.reason}
+        yield PendingNotice("database_maintenance", f"database:{row.pk}", tuple(people), numbers)
 
 
 def maintenance_windows(since: datetime, now: datetime) -> Iterator[PendingNotice]:

@@ -1,12 +1,13 @@
-"""Find notices about removed teams and pools, for their users."""
+"""Find notices about removed teams and pools, and about the work of closed accounts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 
-from portal.models import AuditEvent, Membership, User
+from portal.models import AuditEvent, Membership, User, WorkHandover
 from portal.notices.pending import PendingNotice
+from portal.notices.recipients import lead_ids, operator_ids
 
 
 def removals(since: datetime, now: datetime) -> Iterator[PendingNotice]:
@@ -28,6 +29,26 @@ def removals(since: datetime, now: datetime) -> Iterator[PendingNotice]:
         numbers = {"name": event.target_name, "by": event.actor_name, "why": event.why}
         kind = "team_removed" if event.verb == "remove_team" else "pool_removed"
         yield PendingNotice(kind, f"removed:{event.pk}", tuple(sorted(users)), numbers)
+
+
+def work_of_leavers(since: datetime, now: datetime) -> Iterator[PendingNotice]:
+    """Yield a notice to the leads of each team in which the work of a closed account was settled.
+
+    Operators get it if the team has no lead.
+    """
+    events = AuditEvent.objects.filter(verb="apply_leaver_policy", at__gt=since, at__lte=now)
+    for event in events.order_by("pk"):
+        leads = lead_ids(event.team_id) if event.team_id is not None else set()
+        numbers = {"name": event.target_name, **(event.after or {})}
+        source = f"leaver:{event.pk}"
+        yield PendingNotice("leaver_work", source, tuple(sorted(leads)) or operator_ids(), numbers)
+
+
+def leads_in_charge(workloads: Collection[int]) -> dict[tuple[int, int], int]:
+    """Return who gets the notices about work of closed accounts: (workload, owner) to the lead in charge."""
+    rows = WorkHandover.objects.filter(workload__in=workloads).exclude(lead=None)
+    found = rows.values_list("workload_id", "workload__owner_id", "lead_id")
+    return {(workload, owner): lead for workload, owner, lead in found}
 
 
 def _user_ids(names: Iterable[str]) -> Iterable[int]:

@@ -6,6 +6,7 @@ migrations).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -38,19 +39,25 @@ def record(
 
     ``actor`` is None if no person caused the change.
     """
-    return AuditEvent.objects.create(
-        at=now,
-        actor=actor,
-        actor_name=actor.get_username() if actor else "gpupool",
-        verb=verb,
-        target=f"{target._meta.model_name}:{getattr(target, 'public_id', target.pk)}",
-        target_name=_target_name(target)[:120],
-        team_id=team_id if team_id is not None else team_id_of(target),
-        before=_json_value(before),
-        after=_json_value(after),
-        why=why,
-        via=via,
-    )
+    event = _event(actor, via, now, verb, target, before, after, why)
+    if team_id is not None:
+        event.team_id = team_id
+    event.save(force_insert=True)
+    return event
+
+
+def record_many(
+    *,
+    actor: User,
+    via: str,
+    now: datetime,
+    verb: str,
+    targets: Iterable[tuple[models.Model, dict[str, Any]]],
+    why: str = "",
+) -> None:
+    """Write one audit record for each target with its ``after``, inside the transaction of the change."""
+    events = [_event(actor, via, now, verb, target, None, after, why) for target, after in targets]
+    AuditEvent.objects.bulk_create(events, 1_000)
 
 
 def record_change(
@@ -64,6 +71,32 @@ def record_change(
     after = audited_fields(target, *before)
     return record(
         actor=actor, via=via, now=now, verb=verb, target=target, before=before, after=after, why=why
+    )
+
+
+def _event(
+    actor: User | None,
+    via: str,
+    now: datetime,
+    verb: str,
+    target: models.Model,
+    before: dict[str, Any] | None,
+    after: dict[str, Any] | None,
+    why: str,
+) -> AuditEvent:
+    """Return a record that is not saved."""
+    return AuditEvent(
+        at=now,
+        actor=actor,
+        actor_name=actor.get_username() if actor else "gpupool",
+        verb=verb,
+        target=f"{target._meta.model_name}:{getattr(target, 'public_id', target.pk)}",
+        target_name=_target_name(target)[:120],
+        team_id=team_id_of(target),
+        before=_json_value(before),
+        after=_json_value(after),
+        why=why,
+        via=via,
     )
 
 

@@ -176,6 +176,14 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         f"{f.plain(': ', 'why') if f.get('why') else ''}. Its memberships, its quotas and its open requests "
         "ended."
     ),
+    "database_maintenance": lambda f: (
+        f"Maintenance of the database until {date_and_time(f.get('until'))}: {f.plain('', 'why')}. "
+        "Nothing new starts, and pages may not answer. Running work continues."
+    ),
+    "leaver_work": lambda f: (
+        f"The account of {f.plain('', 'name')} is closed. {int(f.get('workloads') or 0)} of its workloads in "
+        f"{f.plain('', 'team')} {_leaver_work(f)}: {', '.join(map(str, f.get('names') or []))}."
+    ),
     "pool_removed": lambda f: (
         f"The pool {f.plain('', 'name')} was removed{f.plain(' by ', 'by')}"
         f"{f.plain(': ', 'why') if f.get('why') else ''}. Quotas in it and requests for it ended."
@@ -278,6 +286,14 @@ def _refund_sentence(f: ReasonNumbers) -> str:
 
 def _new_statements(count: int, first: str) -> str:
     return f"Your statement {first} is made." if count == 1 else f"{count} statements of your teams are made."
+
+
+def _leaver_work(f: ReasonNumbers) -> str:
+    """Return what happens to the work of a closed account."""
+    if f.get("policy") != "hand_over":
+        return "are stopped"
+    lead = f.plain("", "lead")
+    return f"continue, and {lead} is in charge of them" if lead else "continue, and the team has no lead"
 
 
 def _wait_for_close(f: ReasonNumbers) -> str:

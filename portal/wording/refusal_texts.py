@@ -279,6 +279,9 @@ REFUSALS: dict[str, Sentence] = {
     "last_identity": (
         "{name} could not sign in any more; first connect another identity, or ask for a password."
     ),
+    "accounts_changed_meanwhile": (
+        "Somebody else created one of these accounts at the same time. Show again what the import does."
+    ),
     "accounts_exist": "This portal has accounts already; sign in instead.",
     "person_is_not_a_member": "{name} is not in {team}.",
     "service_account_has_one_team": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from portal.wording.formatting import duration
+from portal.wording.formatting import duration, with_count
 
 PAGE_ABOUT = (
     "The state of the services, their stores and their data, read now. Operators and auditors see it."
@@ -61,6 +61,11 @@ CHECK_TEXTS = {
     ),
     "charges": CheckTexts(
         "Age of charges", "Look at the service worker. Budgets do not see later use.", "chargeback"
+    ),
+    "audit_stream": CheckTexts(
+        "Lag of the audit stream",
+        "Look at the receiver in GPUPOOL_AUDIT_STREAM and at the log of the worker. No record is lost.",
+        "audit",
     ),
     "hosts_silent": CheckTexts("Hosts that do not answer", "Look at the hosts and their network.", "fleet"),
     "hosts_full": CheckTexts("Hosts with a full disk", "Make space on them: nothing new starts.", "fleet"),
@@ -133,3 +138,11 @@ def process_text(count: int, versions: list[str]) -> str:
 def host_clock_text(hosts: int, seconds: float) -> str:
     """Return the number of hosts with a wrong clock and the largest offset."""
     return f"{hosts} wrong, by up to {seconds:,.0f} s"
+
+
+def audit_stream_text(lag: float, records: int, failure: str) -> str:
+    """Return the lag of the audit stream with the number of waiting records and the receiver's failure."""
+    if not records:
+        return "no record waits"
+    text = f"{value_text(lag, 's')} · {with_count(records, 'record')}"
+    return f"{text} · {failure}" if failure else text

@@ -48,7 +48,12 @@ SNAPSHOT_QUERIES = 14
 def repeatable_read() -> Iterator[None]:
     """Give all queries of this context the same view of the database.
 
-    If the caller has already opened a transaction, its isolation level stays.
+    If the caller has already opened a transaction, its isolation level stays READ COMMITTED: a decision
+    under the lock of a pool must see what was committed before it got the lock. Each query then sees the rows
+    at its own time. This breaks no promise, because reservations, placements and time limits of a pool change
+    only under its lock, and units of a host that joins meanwhile are left out with their host. A request with
+    an Idempotency-Key also opens a transaction first, so its checks without a lock, such as whether work can
+    ever start, read in the same way. The checks of its promises do not differ from those without a key.
     """
     if connection.in_atomic_block:
         yield

@@ -64,6 +64,7 @@ WRITERS = {
     "ClaimRule": ("portal/services/people/identity/rules.py",),
     "ClaimGrant": ("portal/services/people/identity/rules.py",),
     "BreakGlassLink": ("portal/services/people/identity/break_glass.py",),
+    "WorkHandover": ("portal/services/people/leaving/leaver_work.py",),
     "TokenAddress": ("portal/services/people/sign_ins.py",),
     "ApiToken": ("portal/services/people/api_tokens.py",),
     "IdempotencyRecord": ("portal/services/idempotency.py",),

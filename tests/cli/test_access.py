@@ -54,6 +54,8 @@ def test_operators_change_the_settings_of_security_on_the_command_line(
     row = Organisation.objects.get()
     assert (row.token_days, row.separate_approver) == (90, True)
     assert "(default)" in run_ok(gpupool, "security set --own-requests default")
+    changed = run_ok(gpupool, "security set --leaver-work hand-over")
+    assert "a lead is in charge" in changed and Organisation.objects.get().leaver_work == "hand_over"
     assert gpupool("security", "set").code == 2
     sign_in(served_world.vision.member)
     assert gpupool("security", "set", "--token-days", "5").code == 1

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import click
 
 from cli import output
-from cli.errors import CliError
+from cli.csv_import import import_file, print_import
 from cli.formatting import format_local_time
 from cli.param_types import TimestampType
 from cli.session import CliSession, cli, command
@@ -145,28 +145,12 @@ def set_split(
 
 
 @command(cost_centre, "import")
-@click.argument("file", type=click.File("r", encoding="utf-8-sig"))
+@click.argument("file", type=click.File("rb"))
 @click.option("--preview", is_flag=True, help="Only show what the import would do.")
 @click.option("--why", default="", help="For the audit log.")
 def import_cost_centres(session: CliSession, file: Any, preview: bool, why: str) -> None:
     """Import a CSV file of cost centres, or of the shares that they pay. "-" reads standard input."""
-    body = {"csv": file.read()}
-    answer = session.client.post("cost-centre-import/preview/", body)
-    if not preview and not answer["wrong"]:
-        answer = session.client.post("cost-centre-import/", body | {"why": why})
-    if session.json:
-        output.print_json(answer)
-    else:
-        output.print_table(
-            ("line", "what", "state", "problem"),
-            (
-                (str(row["number"]), row["subject"], row["state"], " ".join(row["problems"]))
-                for row in answer["lines"]
-            ),
-            "The file has no lines.",
-        )
-    if answer["wrong"]:
-        raise CliError(f"{answer['wrong']} lines are wrong; nothing is imported.")
+    print_import(session, import_file(session, "cost-centre-import/", file, preview=preview, why=why))
 
 
 def _share(text: str) -> dict[str, str]:

@@ -13,6 +13,11 @@ from cli.param_types import TimestampType
 from cli.session import CliSession, cli, command
 
 SCOPES = ("read", "submit", "manage", "finance")
+LEAVER_WORK = {
+    "stop": "is stopped with its grace period",
+    "reservation": "ends with its reservation; without one it is stopped",
+    "hand-over": "continues until it finishes; a lead is in charge",
+}
 TOKEN_COLUMNS = ("id", "name", "begins with", "scopes", "last used", "ends")
 
 
@@ -28,7 +33,7 @@ def service_account() -> None:
 
 @cli.group()
 def security() -> None:
-    """Show and change how long tokens last, and whether people may decide their own requests."""
+    """Show and change the life of tokens, decisions of own requests, and the work of closed accounts."""
 
 
 def _account_path(name: str) -> str:
@@ -187,13 +192,18 @@ def show_security(session: CliSession) -> None:
     type=click.Choice(["default", "refuse", "allow"]),
     help="May people decide their own requests? Default: not if two people have the role that decides.",
 )
-def set_security(session: CliSession, token_days: int | None, own_requests: str | None) -> None:
+@click.option("--leaver-work", type=click.Choice(LEAVER_WORK), help="What happens to work of leavers.")
+def set_security(
+    session: CliSession, token_days: int | None, own_requests: str | None, leaver_work: str | None
+) -> None:
     """Change the settings of security. For operators."""
     body: dict[str, Any] = {} if token_days is None else {"token_days": token_days}
     if own_requests is not None:
         body["separate_approver"] = {"default": None, "refuse": True, "allow": False}[own_requests]
+    if leaver_work is not None:
+        body["leaver_work"] = leaver_work.replace("-", "_")
     if not body:
-        raise click.UsageError("Give --token-days or --own-requests.")
+        raise click.UsageError("Give --token-days, --own-requests or --leaver-work.")
     _print_security(session, session.client.patch("security-settings/", body))
 
 
@@ -206,5 +216,6 @@ def _print_security(session: CliSession, found: dict[str, Any]) -> None:
         [
             ("tokens last", f"at most {found['token_days']} days"),
             ("requests of operators are decided by", f"{decided}{default}"),
+            ("work of closed accounts", LEAVER_WORK.get(found.get("leaver_work", "").replace("_", "-"))),
         ]
     )

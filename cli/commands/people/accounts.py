@@ -2,24 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
 from typing import Any
 from urllib.parse import quote
 
 import click
 
 from cli import output
+from cli.commands.people.access import LEAVER_WORK
+from cli.csv_import import import_file, new_private_file, print_import
 from cli.session import CliSession, cli, command
 
 REASON_OPTION = click.option("--why", default="", help="The reason; it is stored in the audit log.")
 PREVIEW_OPTION = click.option(
     "--preview", is_flag=True, help="Only show the effect, also on running work. Nothing is changed."
 )
+FieldsFunction = Callable[..., dict[str, Any]]
+LINK_COLUMNS = ("username", "email", "link")
 REVOKE_OPTION = click.option("--revoke-tokens", is_flag=True, help="Also revoke the person's API tokens.")
 
 
 @cli.group()
 def person() -> None:
     """Show people, and protect their accounts."""
+
+
+def change_command(
+    name: str, effect: str, done: str, path: str = "", *, revokes: bool = False
+) -> Callable[[FieldsFunction], click.Command]:
+    """Return a decorator that makes a command of the group ``person`` from a function.
+
+    The function gets the command's own options, and returns the fields of the request. ``effect`` is the verb
+    of the preview, ``path`` that of the address (``name`` if empty), and ``done`` the confirmation with the
+    user name. An answer with a link prints the link instead. ``revokes`` adds ``--revoke-tokens``.
+    """
+
+    def wrap(function: FieldsFunction) -> click.Command:
+        @wraps(function)
+        def call(session: CliSession, username: str, preview: bool, why: str, **options: Any) -> None:
+            if preview:
+                return _print_effect(session, username, effect)
+            fields = {"why": why}
+            if revokes:
+                fields |= {"revoke_tokens": options.pop("revoke_tokens")}
+            fields |= function(**options)
+            found = session.client.post(f"{_path(username)}{path or name}/", fields)
+            if "link" in found:
+                return _print_link(session, found)
+            return output.print_json(found) if session.json else output.print_line(done.format(username))
+
+        for option in (PREVIEW_OPTION, REASON_OPTION, *((REVOKE_OPTION,) if revokes else ())):
+            option(call)
+        return command(person, name)(click.argument("username")(call))
+
+    return wrap
 
 
 @command(person, "list")
@@ -56,140 +94,103 @@ def create_person(session: CliSession, username: str, **fields: Any) -> None:
     _print_link(session, session.client.post("people/", {"username": username, **fields}))
 
 
-@command(person, "roles")
-@click.argument("username")
+@command(person, "import")
+@click.argument("file", type=click.File("rb"))
+@click.option("--preview", is_flag=True, help="Only show what the import would do.")
+@click.option(
+    "--links",
+    type=click.Path(dir_okay=False, writable=True),
+    help="A new file for the one-time links of new people; otherwise they are printed.",
+)
+@REASON_OPTION
+def import_people(session: CliSession, file: Any, preview: bool, links: str | None, why: str) -> None:
+    """Import people from a CSV file; print the links of new people. "-" reads standard input."""
+    with new_private_file(links) if links and not preview else nullcontext() as target:
+        answer = import_file(session, "people-import/", file, preview=preview, why=why)
+        made = answer.get("links", [])
+        if target is not None:
+            # No user name, address or link has a tab.
+            rows = [LINK_COLUMNS, *([each[name] for name in LINK_COLUMNS] for each in made)]
+            target.writelines("\t".join(row) + "\n" for row in rows)
+            answer |= {"links": []}
+        print_import(session, answer)
+    if made and not session.json and target is None:
+        output.print_table(LINK_COLUMNS, ([each[name] for name in LINK_COLUMNS] for each in made), "")
+
+
+@change_command("roles", "change-roles", "The roles of {} are changed.", revokes=True)
 @click.option("--operator/--no-operator", default=None, help="Manages hosts and pools, decides approvals.")
 @click.option("--finance/--no-finance", default=None, help="Sees all charges, closes months.")
 @click.option("--auditor/--no-auditor", default=None, help="Sees everything, changes nothing.")
-@REVOKE_OPTION
-@REASON_OPTION
-@PREVIEW_OPTION
-def change_roles(
-    session: CliSession,
-    username: str,
-    operator: bool | None,
-    finance: bool | None,
-    auditor: bool | None,
-    preview: bool,
-    **fields: Any,
-) -> None:
+def change_roles(**roles: bool | None) -> dict[str, Any]:
     """Change the roles of a person, which ends their sessions. Omitted roles stay."""
-    roles = {"operator": operator, "finance": finance, "auditor": auditor}
-    fields |= {name: given for name, given in roles.items() if given is not None}
-    _change(session, username, ("change-roles", "roles"), preview, fields, "The roles of {} are changed.")
+    return {name: given for name, given in roles.items() if given is not None}
 
 
-@command(person, "close")
-@click.argument("username")
-@REASON_OPTION
-@PREVIEW_OPTION
-def close_account(session: CliSession, username: str, preview: bool, **fields: Any) -> None:
-    """Close an account. Its sessions and its API tokens end for ever; its work continues."""
-    verbs = ("close-account", "close")
-    _change(session, username, verbs, preview, fields, "The account {} is closed.")
+@change_command("close", "close-account", "The account {} is closed.")
+def close_account() -> dict[str, Any]:
+    """Close an account. Its sessions and its API tokens end for ever; the setting says what its work does."""
+    return {}
 
 
-@command(person, "open")
-@click.argument("username")
-@REASON_OPTION
-@PREVIEW_OPTION
-def open_account(session: CliSession, username: str, preview: bool, **fields: Any) -> None:
+@change_command("open", "open-account", "The account {} is open.")
+def open_account() -> dict[str, Any]:
     """Open a closed account. Earlier sessions and tokens stay invalid."""
-    _change(session, username, ("open-account", "open"), preview, fields, "The account {} is open.")
+    return {}
 
 
-@command(person, "end-sessions")
-@click.argument("username")
-@REVOKE_OPTION
-@REASON_OPTION
-@PREVIEW_OPTION
-def end_sessions(session: CliSession, username: str, preview: bool, **fields: Any) -> None:
+@change_command("end-sessions", "end-sessions", "The sessions of {} have ended.", revokes=True)
+def end_sessions() -> dict[str, Any]:
     """End all sessions of a person, with their open workspaces."""
-    verbs = ("end-sessions", "end-sessions")
-    _change(session, username, verbs, preview, fields, "The sessions of {} have ended.")
+    return {}
 
 
-@command(person, "revoke-tokens")
-@click.argument("username")
+@change_command("revoke-tokens", "revoke-tokens", "The tokens of {} are revoked.")
 @click.option("--token", "tokens", type=int, multiple=True, help="The id of a token; may be repeated.")
-@REASON_OPTION
-@PREVIEW_OPTION
-def revoke_tokens(
-    session: CliSession, username: str, tokens: tuple[int, ...], preview: bool, why: str
-) -> None:
+def revoke_tokens(tokens: tuple[int, ...]) -> dict[str, Any]:
     """Revoke API tokens of a person: those given with --token, or all. --preview lists the tokens."""
-    fields = {"tokens": list(tokens), "why": why}
-    verbs = ("revoke-tokens", "revoke-tokens")
-    _change(session, username, verbs, preview, fields, "The tokens of {} are revoked.")
+    return {"tokens": list(tokens)}
 
 
-@command(person, "reset-password")
-@click.argument("username")
-@REVOKE_OPTION
-@REASON_OPTION
-@PREVIEW_OPTION
-def reset_password(session: CliSession, username: str, preview: bool, **fields: Any) -> None:
+@change_command("reset-password", "reset-password", "", revokes=True)
+def reset_password() -> dict[str, Any]:
     """Make a password invalid, and print the one-time link for a new one."""
-    if preview:
-        return _print_effect(session, username, "reset-password")
-    return _print_link(session, session.client.post(f"{_path(username)}reset-password/", fields))
+    return {}
 
 
-@command(person, "reset-second-factor")
-@click.argument("username")
-@REVOKE_OPTION
-@REASON_OPTION
-@PREVIEW_OPTION
-def reset_second_factor(session: CliSession, username: str, preview: bool, **fields: Any) -> None:
+@change_command(
+    "reset-second-factor", "reset-second-factor", "The second factor of {} is removed.", revokes=True
+)
+def reset_second_factor() -> dict[str, Any]:
     """Remove the second factor and the recovery codes of a person."""
-    verbs = ("reset-second-factor", "reset-second-factor")
-    _change(session, username, verbs, preview, fields, "The second factor of {} is removed.")
+    return {}
 
 
-@command(person, "set-address")
-@click.argument("username")
+@change_command(
+    "set-address", "change-address", "The e-mail address of {} is changed.", "address", revokes=True
+)
 @click.option("--email", required=True, help="The new e-mail address.")
-@REVOKE_OPTION
-@REASON_OPTION
-@PREVIEW_OPTION
-def set_address(session: CliSession, username: str, preview: bool, **fields: Any) -> None:
+def set_address(email: str) -> dict[str, Any]:
     """Change the e-mail address of a person."""
-    verbs = ("change-address", "address")
-    _change(session, username, verbs, preview, fields, "The e-mail address of {} is changed.")
+    return {"email": email}
 
 
-@command(person, "stop-work")
-@click.argument("username")
-@REASON_OPTION
-@PREVIEW_OPTION
-def stop_work(session: CliSession, username: str, preview: bool, **fields: Any) -> None:
+@change_command("stop-work", "stop-work", "All work of {} is stopped.")
+def stop_work() -> dict[str, Any]:
     """Stop all running and waiting work of a person."""
-    _change(session, username, ("stop-work", "stop-work"), preview, fields, "All work of {} is stopped.")
+    return {}
 
 
-@command(person, "remove")
-@click.argument("username")
-@click.option("--stop-work/--keep-work", default=True, help="Whether to stop work and cancel reservations.")
-@REASON_OPTION
-@PREVIEW_OPTION
-def remove_person(session: CliSession, username: str, preview: bool, **fields: Any) -> None:
-    """Remove a person who has left: close the account, end roles and teams, and stop the work."""
-    _change(session, username, ("remove-person", "remove"), preview, fields, "{} is removed.")
-
-
-def _change(
-    session: CliSession,
-    username: str,
-    verbs: tuple[str, str],
-    preview: bool,
-    fields: dict[str, Any],
-    done: str,
-) -> None:
-    """Send a change, or print its effect. ``verbs`` are the verb of the preview and that of the address."""
-    if preview:
-        return _print_effect(session, username, verbs[0])
-    found = session.client.post(f"{_path(username)}{verbs[1]}/", fields)
-    return output.print_json(found) if session.json else output.print_line(done.format(username))
+@change_command("remove", "remove-person", "{} is removed.")
+@click.option(
+    "--work",
+    type=click.Choice(list(LEAVER_WORK)),
+    help="What happens to the work: stop it, end it with its reservation, or let a lead take charge. "
+    "Default: the setting.",
+)
+def remove_person(work: str | None) -> dict[str, Any]:
+    """Remove a person who has left: close the account, end roles and teams, and settle the work."""
+    return {"work": work.replace("-", "_")} if work else {}
 
 
 def _print_effect(session: CliSession, username: str, verb: str) -> None:
@@ -209,6 +210,8 @@ def _print_effect(session: CliSession, username: str, verb: str) -> None:
 def _print_link(session: CliSession, found: dict[str, Any]) -> None:
     if session.json:
         return output.print_json(found)
+    if not found["link"]:
+        return output.print_line(f"{found['username']} gets no link: passwords are turned off.")
     output.print_line(f"Give this link to {found['username']}. It sets a password, once and within 3 days:")
     return output.print_line(found["link"])
 

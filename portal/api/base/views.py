@@ -28,6 +28,7 @@ from portal.api.base.parsers import LimitedJsonParser
 from portal.api.base.schema import ApiSchema
 from portal.api.base.throttling import ReadThrottle, WriteThrottle
 from portal.models import ApiToken, TokenScope, User
+from portal.redis_state.announced_maintenance import announced_maintenance
 from portal.services.idempotency import KEY_LIFETIME
 
 
@@ -43,6 +44,9 @@ class AnyContentNegotiation(BaseContentNegotiation):
     ) -> tuple[BaseRenderer, str]:
         """Return the first renderer, which writes the errors."""
         return renderers[0], renderers[0].media_type
+
+
+MAINTENANCE_HEADER = "Gpupool-Database-Maintenance"  # JSON with ends_at and reason, while one lasts
 
 
 class ApiView(APIView):
@@ -69,8 +73,11 @@ class ApiView(APIView):
             setattr(self, "post", answering_once(post, self.actor, self.now))  # noqa: B010
 
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
-        """Return the response, with the number of seconds for which it accepts an ``Idempotency-Key``."""
+        """Return the response, with the life of an ``Idempotency-Key`` and the announced maintenance."""
         response[LIFETIME_HEADER] = str(int(KEY_LIFETIME.total_seconds()))
+        maintenance = announced_maintenance()
+        if maintenance is not None:
+            response[MAINTENANCE_HEADER] = maintenance.header
         return super().finalize_response(request, response, *args, **kwargs)
 
     @property

@@ -11,7 +11,6 @@ from portal.services.money.cost_centres.directory import (
     MAX_NAME_LENGTH,
     MAX_PURCHASE_ORDER_LENGTH,
 )
-from portal.services.money.cost_centres.imports import LINE_STATES, MAX_CHARACTERS
 from telemetry.models import CostCentreShare
 
 PERCENT_HELP = "more than 0, up to 100, with at most two decimals"
@@ -93,27 +92,3 @@ class MovedAmountShape(ResponseSerializer):
 
 class SplitPreviewShape(ResponseSerializer):
     amounts = MovedAmountShape(many=True, help_text="charged amounts that the split moves")
-
-
-class ImportPreviewWish(StrictSerializer):
-    csv = serializers.CharField(max_length=MAX_CHARACTERS, trim_whitespace=False)
-
-
-class ImportWish(StrictSerializer):
-    csv = serializers.CharField(max_length=MAX_CHARACTERS, trim_whitespace=False)
-    why = serializers.CharField(max_length=300, required=False, allow_blank=True)
-
-
-class ImportedLineShape(ResponseSerializer):
-    number = serializers.IntegerField(help_text="line of the file; the header is line 1")
-    subject = serializers.CharField()
-    state = serializers.ChoiceField(choices=list(LINE_STATES))
-    problems = serializers.ListField(child=serializers.CharField())
-
-
-class ImportReportShape(ResponseSerializer):
-    lines = ImportedLineShape(many=True)
-    new = serializers.IntegerField()
-    changed = serializers.IntegerField()
-    unchanged = serializers.IntegerField()
-    wrong = serializers.IntegerField(help_text="number of wrong lines; if it is not 0, nothing is written")

@@ -9,6 +9,7 @@ from rest_framework.response import Response
 
 from portal import policy
 from portal.api.base import lookups
+from portal.api.base.csv_import import ImportPreviewWish, ImportReportShape, ImportWish, import_answer
 from portal.api.base.fields import JsonObject
 from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.schema import page_schema
@@ -138,34 +139,27 @@ class CostCentreImportPreviewView(ApiView):
 
     @extend_schema(
         operation_id="cost_centre_import_preview",
-        request=shapes.ImportPreviewWish,
-        responses=shapes.ImportReportShape,
+        request=ImportPreviewWish,
+        responses=ImportReportShape,
     )
     def post(self, request: Request) -> Response:
         """Preview the import of a CSV file, line by line. Nothing is written."""
-        given = self.validated_body(shapes.ImportPreviewWish)
+        given = self.validated_body(ImportPreviewWish)
         report = imports.preview_import(actor=self.actor, now=self.now, text=given["csv"])
-        return self.object_response(_report(report), shapes.ImportReportShape)
+        return self.object_response(import_answer(report), ImportReportShape)
 
 
 class CostCentreImportView(ApiView):
     scope = TokenScope.FINANCE
 
-    @extend_schema(
-        operation_id="cost_centre_import", request=shapes.ImportWish, responses=shapes.ImportReportShape
-    )
+    @extend_schema(operation_id="cost_centre_import", request=ImportWish, responses=ImportReportShape)
     def post(self, request: Request) -> Response:
         """Import cost centres or their shares from a CSV file. If a line is wrong, nothing is imported."""
-        given = self.validated_body(shapes.ImportWish)
+        given = self.validated_body(ImportWish)
         report = imports.import_cost_centres(
             **self.service_context, text=given["csv"], why=given.get("why", "")
         )
-        return self.object_response(_report(report), shapes.ImportReportShape)
-
-
-def _report(report: imports.ImportReport) -> JsonObject:
-    counts = {state: report.count(state) for state in imports.LINE_STATES}
-    return {"lines": report.lines, **counts}
+        return self.object_response(import_answer(report), ImportReportShape)
 
 
 def _split_arguments(view: ApiView, given: JsonObject) -> JsonObject:

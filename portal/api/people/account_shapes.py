@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rest_framework import serializers
 
-from portal.api.base.fields import ResponseSerializer, numbers_field
+from portal.api.base.fields import JsonObject, ResponseSerializer, numbers_field
 from portal.api.base.serializers import StrictSerializer
 from portal.api.people.serializers import RoleShape, TokenShape
+from portal.models import LeaverWork
 from portal.wording.people.account_texts import ACCOUNT_VERBS
 
 
@@ -22,7 +23,9 @@ class PersonShape(ResponseSerializer):
 
 class PersonLinkShape(ResponseSerializer):
     username = serializers.CharField()
-    link = serializers.CharField(help_text="sets a password, once and within 3 days. Shown only once.")
+    link = serializers.CharField(
+        help_text="sets a password, once and within 3 days. Shown only once. Empty while passwords are off."
+    )
 
 
 class NewPerson(StrictSerializer):
@@ -49,9 +52,21 @@ class RolesWish(ProtectWish):
 
 
 class RemovePersonWish(AccountReasonWish):
-    stop_work = serializers.BooleanField(
-        required=False, help_text="stop the work and cancel the reservations; default true"
+    work = serializers.ChoiceField(
+        choices=LeaverWork.choices,
+        required=False,
+        help_text="what happens to the work and the reservations; default: the setting leaver_work",
     )
+    stop_work = serializers.BooleanField(
+        required=False, help_text="for older clients: true is work=stop, false is work=hand_over"
+    )
+
+    def validate(self, attrs: JsonObject) -> JsonObject:
+        """Replace ``stop_work`` by ``work``."""
+        stops = attrs.pop("stop_work", None)
+        if stops is not None:
+            attrs.setdefault("work", str(LeaverWork.STOP if stops else LeaverWork.HAND_OVER))
+        return attrs
 
 
 class AddressWish(ProtectWish):

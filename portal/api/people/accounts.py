@@ -8,9 +8,9 @@ from typing import Any
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.serializers import Serializer
 
 from portal import policy
-from portal.api.base.fields import JsonObject
 from portal.api.base.lookups import get_visible_or_404
 from portal.api.base.schema import page_schema
 from portal.api.base.serializers import PageQuery
@@ -86,16 +86,23 @@ class _AccountChangeView(ApiView):
 
     scope = TokenScope.MANAGE
 
-    def changed(self, service: Callable[..., Any], username: str, body: JsonObject) -> tuple[User, Any]:
-        """Call the service, and return the person and the result. Keep the session of the actor."""
-        user = _person(self, username)
-        done = service(**self.service_context, user=user, **body)
-        keep_own_session(self.request._request, user)
-        return user, done
+    def change(
+        self, service: Callable[..., Any], username: str, shape: type[Serializer[Any]], **more: Any
+    ) -> Any:
+        """Call the service with the validated body and ``more``, and return its result.
 
-    def person_response(self, service: Callable[..., Any], username: str, body: JsonObject) -> Response:
+        Keep the session of the actor.
+        """
+        user = _person(self, username)
+        done = service(**self.service_context, user=user, **more, **self.validated_body(shape))
+        keep_own_session(self.request._request, user)
+        return done
+
+    def change_person(
+        self, service: Callable[..., Any], username: str, shape: type[Serializer[Any]], **more: Any
+    ) -> Response:
         """Call the service, and return the person."""
-        self.changed(service, username, body)
+        self.change(service, username, shape, **more)
         return self.object_response(_person(self, username), shapes.PersonShape)
 
 
@@ -105,7 +112,7 @@ class ChangeRolesView(_AccountChangeView):
     @extend_schema(operation_id="people_roles", request=shapes.RolesWish, responses=shapes.PersonShape)
     def post(self, request: Request, username: str) -> Response:
         """Change the roles in the organisation, which ends the person's sessions. For operators."""
-        return self.person_response(accounts.change_user, username, self.validated_body(shapes.RolesWish))
+        return self.change_person(accounts.change_user, username, shapes.RolesWish)
 
 
 class CloseAccountView(_AccountChangeView):
@@ -115,9 +122,8 @@ class CloseAccountView(_AccountChangeView):
         operation_id="people_close", request=shapes.AccountReasonWish, responses=shapes.PersonShape
     )
     def post(self, request: Request, username: str) -> Response:
-        """Close an account: its sessions and tokens end for ever. Its work continues. For operators."""
-        body = {"active": False, **self.validated_body(shapes.AccountReasonWish)}
-        return self.person_response(accounts.change_user, username, body)
+        """Close an account: sessions and tokens end for ever, work ends by the policy. For operators."""
+        return self.change_person(accounts.change_user, username, shapes.AccountReasonWish, active=False)
 
 
 class OpenAccountView(_AccountChangeView):
@@ -126,8 +132,7 @@ class OpenAccountView(_AccountChangeView):
     @extend_schema(operation_id="people_open", request=shapes.AccountReasonWish, responses=shapes.PersonShape)
     def post(self, request: Request, username: str) -> Response:
         """Open a closed account. Its earlier sessions and tokens stay invalid. For operators."""
-        body = {"active": True, **self.validated_body(shapes.AccountReasonWish)}
-        return self.person_response(accounts.change_user, username, body)
+        return self.change_person(accounts.change_user, username, shapes.AccountReasonWish, active=True)
 
 
 class EndSessionsView(_AccountChangeView):
@@ -138,8 +143,7 @@ class EndSessionsView(_AccountChangeView):
     )
     def post(self, request: Request, username: str) -> Response:
         """End all sessions, open workspaces and entry codes of a person. For operators."""
-        body = self.validated_body(shapes.ProtectWish)
-        return self.person_response(account_security.end_sessions, username, body)
+        return self.change_person(account_security.end_sessions, username, shapes.ProtectWish)
 
 
 class RevokeTokensView(_AccountChangeView):
@@ -150,8 +154,7 @@ class RevokeTokensView(_AccountChangeView):
     )
     def post(self, request: Request, username: str) -> Response:
         """Revoke API tokens of a person: those in ``tokens``, or all. For operators."""
-        body = self.validated_body(shapes.RevokeWish)
-        _, names = self.changed(account_security.revoke_tokens, username, body)
+        names = self.change(account_security.revoke_tokens, username, shapes.RevokeWish)
         return self.object_response({"revoked": names}, shapes.RevokedShape)
 
 
@@ -163,9 +166,8 @@ class ResetPasswordView(_AccountChangeView):
     )
     def post(self, request: Request, username: str) -> Response:
         """Make a password invalid, and return the one-time link for a new one. For operators."""
-        body = self.validated_body(shapes.ProtectWish)
-        user, link = self.changed(account_security.reset_password, username, body)
-        return self.object_response({"username": user.username, "link": link}, shapes.PersonLinkShape)
+        link = self.change(account_security.reset_password, username, shapes.ProtectWish)
+        return self.object_response({"username": username, "link": link}, shapes.PersonLinkShape)
 
 
 class ResetSecondFactorView(_AccountChangeView):
@@ -176,8 +178,7 @@ class ResetSecondFactorView(_AccountChangeView):
     )
     def post(self, request: Request, username: str) -> Response:
         """Remove the second factor and the recovery codes of a person. For operators."""
-        body = self.validated_body(shapes.ProtectWish)
-        return self.person_response(account_security.reset_second_factor, username, body)
+        return self.change_person(account_security.reset_second_factor, username, shapes.ProtectWish)
 
 
 class ChangeAddressView(_AccountChangeView):
@@ -186,8 +187,7 @@ class ChangeAddressView(_AccountChangeView):
     @extend_schema(operation_id="people_address", request=shapes.AddressWish, responses=shapes.PersonShape)
     def post(self, request: Request, username: str) -> Response:
         """Change the e-mail address of a person. For operators."""
-        body = self.validated_body(shapes.AddressWish)
-        return self.person_response(account_security.change_address, username, body)
+        return self.change_person(account_security.change_address, username, shapes.AddressWish)
 
 
 class RemovePersonView(_AccountChangeView):
@@ -197,9 +197,8 @@ class RemovePersonView(_AccountChangeView):
         operation_id="people_remove", request=shapes.RemovePersonWish, responses=shapes.PersonShape
     )
     def post(self, request: Request, username: str) -> Response:
-        """Close an account, end its roles and teams, and by default stop its work. For operators."""
-        body = self.validated_body(shapes.RemovePersonWish)
-        return self.person_response(person_removal.remove_person, username, body)
+        """Close an account, end its roles and teams, and settle its work by the policy. For operators."""
+        return self.change_person(person_removal.remove_person, username, shapes.RemovePersonWish)
 
 
 class StopWorkView(_AccountChangeView):
@@ -210,8 +209,7 @@ class StopWorkView(_AccountChangeView):
     )
     def post(self, request: Request, username: str) -> Response:
         """Stop all running and waiting work of a person. For operators."""
-        body = self.validated_body(shapes.AccountReasonWish)
-        _, stopped = self.changed(account_security.stop_work, username, body)
+        stopped = self.change(account_security.stop_work, username, shapes.AccountReasonWish)
         return self.object_response({"stopped": stopped}, shapes.StoppedShape)
 
 

@@ -18,7 +18,7 @@ class SecuritySettingsView(ApiView):
 
     @extend_schema(operation_id="security_settings_read", responses=shapes.SecuritySettingsShape)
     def get(self, request: Request) -> Response:
-        """Return how long tokens last, and whether another person decides the requests of an operator."""
+        """Return the life of tokens, who decides own requests, and what happens to work of leavers."""
         return self._settings(security_settings())
 
     @extend_schema(
@@ -37,6 +37,7 @@ class SecuritySettingsView(ApiView):
                 "token_days": row.token_days,
                 "separate_approver": row.separate_approver,
                 "separate_approver_in_force": policy.operators_need_separate_approver(),
+                "leaver_work": row.leaver_work,
             },
             shapes.SecuritySettingsShape,
         )

@@ -13,7 +13,7 @@ from portal.api.base.fields import (
     slug_field,
 )
 from portal.api.base.serializers import PageQuery, StrictSerializer
-from portal.models import Membership, Notification, TokenScope
+from portal.models import LeaverWork, Membership, Notification, TokenScope
 from portal.wording import notice_texts
 from scheduler.models import Project, WorkloadKind, WorkloadType
 
@@ -121,11 +121,19 @@ class SecuritySettingsShape(ResponseSerializer):
         help_text="Nobody decides their own request. Null: true if two people have the role that decides.",
     )
     separate_approver_in_force = serializers.BooleanField()
+    leaver_work = serializers.ChoiceField(
+        choices=LeaverWork.choices, help_text="What happens to the work of people whose accounts are closed."
+    )
 
 
 class SecuritySettingsWish(StrictSerializer):
     token_days = count_field(1, required=False)
     separate_approver = serializers.BooleanField(allow_null=True, required=False)
+    leaver_work = serializers.ChoiceField(
+        choices=LeaverWork.choices,
+        required=False,
+        help_text="What happens to the work of people whose accounts are closed.",
+    )
 
 
 class NotificationShape(ResponseSerializer):

@@ -1,4 +1,4 @@
-"""Check the lags of rollups and charges, the hosts, the clocks, and the storage of the database."""
+"""Check the lags of data and of the audit stream, the hosts, the clocks, and the database."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from datetime import UTC, date, datetime, timedelta
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import Count, Exists, OuterRef, Q
+from django.db.models import Count, Exists, Min, OuterRef, Q, Sum
 
+from portal.models import AuditProgress, AuditSeal
 from portal.processes.store_checks import database_clock_offset
 from portal.reads.system.checks import HealthCheck, HealthLimit, HealthState, measured
 from portal.reads.system.process_checks import seconds_since
@@ -21,6 +22,7 @@ from telemetry.reads.usage_filters import data_freshness
 
 ROLLUP_LIMIT = HealthLimit(300, 900, "s")
 CHARGE_LIMIT = HealthLimit(2 * 3600, 3 * 3600, "s")
+AUDIT_STREAM_LIMIT = HealthLimit(300, 3600, "s")
 HOST_LIMIT = HealthLimit(0, None)
 CLOCK_OFFSET_LIMIT = HealthLimit(1, 5, "s")
 DISK_LIMIT = HealthLimit(0.2, 0.05, "share", falling=True)
@@ -50,6 +52,21 @@ def lag_checks(now: datetime) -> Iterator[HealthCheck]:
     rolled_up = seconds_since(fresh.rolled_up_until, now) if reports else None
     yield measured("rollups", rolled_up, ROLLUP_LIMIT)
     yield measured("charges", seconds_since(fresh.charged_until, now), CHARGE_LIMIT)
+
+
+def audit_stream_check(now: datetime) -> HealthCheck:
+    """Check how long sealed audit records have waited for the receiver. Takes two queries.
+
+    The value is the age of the oldest seal that the receiver does not have; 0 if it has all.
+    """
+    if not settings.GPUPOOL_AUDIT_STREAM:
+        return measured("audit_stream", None, AUDIT_STREAM_LIMIT, text=system_texts.NOT_SET)
+    progress = AuditProgress.objects.filter(pk=1).first() or AuditProgress()
+    waiting = AuditSeal.objects.filter(number__gt=progress.delivered_seal)
+    found = waiting.aggregate(oldest=Min("sealed_at"), records=Sum("events"))
+    lag = seconds_since(found["oldest"], now) or 0.0
+    text = system_texts.audit_stream_text(lag, found["records"] or 0, progress.failure)
+    return measured("audit_stream", lag, AUDIT_STREAM_LIMIT, text=text)
 
 
 def host_checks(now: datetime) -> Iterator[HealthCheck]:

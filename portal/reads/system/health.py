@@ -9,7 +9,13 @@ from datetime import datetime
 from portal import policy
 from portal.processes.reports import VERSION
 from portal.reads.system.checks import BY_SEVERITY, HealthCheck, HealthState
-from portal.reads.system.data_checks import host_checks, lag_checks, server_clock_check, storage_checks
+from portal.reads.system.data_checks import (
+    audit_stream_check,
+    host_checks,
+    lag_checks,
+    server_clock_check,
+    storage_checks,
+)
 from portal.reads.system.file_checks import backup_checks, certificate_checks
 from portal.reads.system.process_checks import edge_checks, engine_checks, process_checks, queue_checks
 
@@ -47,6 +53,7 @@ def _checks(now: datetime) -> Iterator[HealthCheck]:
     yield from engine_checks(now)
     yield from queue_checks()
     yield from lag_checks(now)
+    yield audit_stream_check(now)
     yield from host_checks(now)
     yield from server_clock_check(now)
     yield from storage_checks(now)

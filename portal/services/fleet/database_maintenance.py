@@ -10,6 +10,7 @@ from django.db import transaction
 from portal import policy
 from portal.input_checks import InputChecks, checked_reason
 from portal.models import User
+from portal.redis_state.announced_maintenance import publish_maintenance
 from portal.services import audit
 from scheduler import services as scheduling
 from scheduler.models import DatabaseMaintenance
@@ -44,6 +45,7 @@ def begin_database_maintenance(
             after=audit.audited_fields(maintenance, *AUDITED),
             why=why,
         )
+        transaction.on_commit(lambda: publish_maintenance(maintenance))
     return maintenance
 
 
@@ -68,4 +70,5 @@ def end_database_maintenance(
             after=audit.audited_fields(maintenance, *AUDITED),
             why=why,
         )
+        transaction.on_commit(lambda: publish_maintenance(None))
     return maintenance

@@ -10,9 +10,10 @@ from allauth.mfa.models import Authenticator
 from django.db.models import F
 
 from portal import policy
-from portal.models import ApiToken, User, WorkspaceSession
+from portal.models import ApiToken, LeaverWork, User, WorkspaceSession
 from portal.services.people.account_security import work_of
 from portal.services.people.accounts import reject_if_last_operator
+from portal.services.people.leaving.leaver_work import policy_for
 from portal.services.removal_effect import refusal_of
 from portal.wording.people import account_texts
 from scheduler.models import Workload
@@ -27,7 +28,8 @@ class AccountEffect:
 
     ``running`` is work that holds GPUs, and ``waiting`` is work in the queue. ``workspaces`` is the number of
     open workspace sessions. ``tokens`` are the API tokens in force. ``refused`` is the reason why the change
-    would be refused now; empty if it would succeed.
+    would be refused now; empty if it would succeed. ``work`` is the LeaverWork by which the work is settled;
+    empty if it continues.
     """
 
     verb: str
@@ -40,6 +42,7 @@ class AccountEffect:
     code: str = ""
     refused: str = ""
     numbers: dict[str, Any] = field(default_factory=dict)
+    work: str = ""
 
     @property
     def text(self) -> str:
@@ -48,8 +51,7 @@ class AccountEffect:
     @property
     def work_text(self) -> str:
         """Return what happens to the work of the person."""
-        stops = self.verb in ("stop_work", "remove_person")
-        return account_texts.work_sentence(len(self.running), len(self.waiting), stops)
+        return account_texts.work_sentence(len(self.running), len(self.waiting), self.work)
 
 
 def preview_account_change(*, actor: User, user: User, verb: str, now: datetime) -> AccountEffect:
@@ -70,8 +72,15 @@ def preview_account_change(*, actor: User, user: User, verb: str, now: datetime)
         ).count(),
         tokens=list(tokens_in_force(user, now)),
         second_factor=Authenticator.objects.filter(user=user).exists(),
+        work=_settled_by(user, verb),
         **(refusal_of(lambda: reject_if_last_operator(user, stays=False)) if verb in CLOSING_VERBS else {}),
     )
+
+
+def _settled_by(user: User, verb: str) -> str:
+    if verb == "stop_work":
+        return str(LeaverWork.STOP)
+    return str(policy_for(user)) if verb in CLOSING_VERBS else ""
 
 
 def tokens_in_force(user: User, now: datetime) -> list[ApiToken]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from allauth.account.models import EmailAddress
 from allauth.mfa.models import Authenticator
@@ -15,29 +15,32 @@ from portal.input_checks import InputChecks
 from portal.models import ApiToken, User
 from portal.services import audit
 from portal.services.people.accounts import checked_email
+from portal.services.people.leaving.stopping import stop_workload
 from portal.services.people.password_links import password_link
 from portal.services.people.sessions import end_sessions_of, revoke_tokens_of
 from portal.wording.problems import administration_problems
-from scheduler import services as scheduling
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Workload
 from scheduler.state.states import WorkloadState
 
 
-def end_sessions(
-    *,
-    actor: User,
-    user: User,
-    now: datetime,
-    revoke_tokens: bool = False,
-    why: str = "",
-    via: str = "web",
-) -> User:
+class ProtectingChange(TypedDict, total=False):
+    """The arguments of a change that protects an account. ``revoke_tokens`` also revokes its API tokens."""
+
+    actor: Required[User]
+    user: Required[User]
+    now: Required[datetime]
+    revoke_tokens: bool
+    why: str
+    via: str
+
+
+def end_sessions(**context: Unpack[ProtectingChange]) -> User:
     """End all sessions of a person, with their workspace sessions and entry codes.
 
     With ``revoke_tokens``, also revoke the person's API tokens. Raises Invalid, NotAllowed.
     """
-    return _secure(actor, user, now, "end_sessions", revoke_tokens, why, via)
+    return _secure("end_sessions", context)
 
 
 def revoke_tokens(
@@ -55,7 +58,7 @@ def revoke_tokens(
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
-    why = _checked_why(checks, why)
+    why = checks.reason(why)
     with transaction.atomic():
         in_force = list(ApiToken.objects.filter(user=user, revoked_at=None).values_list("pk", flat=True))
         unknown = [pk for pk in tokens or () if pk not in in_force]
@@ -71,77 +74,52 @@ def revoke_tokens(
     return names
 
 
-def reset_password(
-    *,
-    actor: User,
-    user: User,
-    now: datetime,
-    revoke_tokens: bool = False,
-    why: str = "",
-    via: str = "web",
-) -> str:
+def reset_password(**context: Unpack[ProtectingChange]) -> str:
     """Make the password of a person invalid, end all their sessions, and return a link for a new password.
 
     The link works once and for a limited time. Earlier links end. Raises Invalid, NotAllowed. Raises
     OperationRejected for a service account.
     """
-    policy.require(actor, "user.change")
-    _reject_service_account(user)
+    policy.require(context["actor"], "user.change")
+    _reject_service_account(context["user"])
 
-    def change() -> None:
+    def change(user: User) -> None:
         user.set_unusable_password()
         user.save(update_fields=["password"])
 
-    return password_link(_secure(actor, user, now, "reset_password", revoke_tokens, why, via, change))
+    return password_link(_secure("reset_password", context, change))
 
 
-def reset_second_factor(
-    *,
-    actor: User,
-    user: User,
-    now: datetime,
-    revoke_tokens: bool = False,
-    why: str = "",
-    via: str = "web",
-) -> User:
+def reset_second_factor(**context: Unpack[ProtectingChange]) -> User:
     """Remove the second factor of a person with its recovery codes, and end all their sessions.
 
     Raises Invalid, NotAllowed.
     """
 
-    def change() -> None:
+    def change(user: User) -> None:
         Authenticator.objects.filter(user=user).delete()
 
-    return _secure(actor, user, now, "reset_second_factor", revoke_tokens, why, via, change)
+    return _secure("reset_second_factor", context, change)
 
 
-def change_address(
-    *,
-    actor: User,
-    user: User,
-    email: str,
-    now: datetime,
-    revoke_tokens: bool = False,
-    why: str = "",
-    via: str = "web",
-) -> User:
+def change_address(*, email: str, **context: Unpack[ProtectingChange]) -> User:
     """Change the e-mail address of a person, and end all their sessions.
 
     Raises Invalid, NotAllowed. Raises OperationRejected for a service account: it could then get a link for a
     password by mail.
     """
-    policy.require(actor, "user.change")
-    _reject_service_account(user)
+    policy.require(context["actor"], "user.change")
+    _reject_service_account(context["user"])
     checks = InputChecks()
     email = checked_email(checks, email)
     checks.done()
 
-    def change() -> None:
+    def change(user: User) -> None:
         user.email = email
         user.save(update_fields=["email"])
         EmailAddress.objects.filter(user=user).delete()  # sign-in and mails would use the old address, too
 
-    return _secure(actor, user, now, "change_address", revoke_tokens, why, via, change, ("email",))
+    return _secure("change_address", context, change, ("email",))
 
 
 def stop_work(*, actor: User, user: User, now: datetime, why: str = "", via: str = "web") -> int:
@@ -152,9 +130,9 @@ def stop_work(*, actor: User, user: User, now: datetime, why: str = "", via: str
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
-    why = _checked_why(checks, why)
+    why = checks.reason(why)
     checks.done()
-    stopped = [row.name for row in work_of(user) if _stop(actor, row, now, why, via)]
+    stopped = [row.name for row in work_of(user) if stop_workload(actor, row, now, why, via)]
     audit.record(
         actor=actor,
         via=via,
@@ -173,60 +151,36 @@ def work_of(user: User) -> list[Workload]:
     return list(rows.select_related("pool", "project__team").order_by("pk"))
 
 
-def _stop(actor: User, workload: Workload, now: datetime, why: str, via: str) -> bool:
-    with transaction.atomic():
-        before = audit.audited_fields(workload, "state")
-        if not scheduling.cancel_workload(workload, now=now):
-            return False
-        workload.refresh_from_db()
-        after = audit.audited_fields(workload, "state", "stop_requested")
-        audit.record(
-            actor=actor,
-            via=via,
-            now=now,
-            verb="cancel_workload",
-            target=workload,
-            before=before,
-            after=after,
-            why=why,
-        )
-    return True
-
-
 def _reject_service_account(user: User) -> None:
     if user.is_service_account:
         raise OperationRejected("service_account_has_no_password", {"name": user.username})
 
 
 def _secure(
-    actor: User,
-    user: User,
-    now: datetime,
     verb: str,
-    revoke: bool,
-    why: str,
-    via: str,
-    change: Callable[[], None] = lambda: None,
+    context: ProtectingChange,
+    change: Callable[[User], None] = lambda user: None,
     fields: tuple[str, ...] = (),
 ) -> User:
     """Carry out ``change``, end the sessions of the person, and write the audit record of ``verb``.
 
     ``fields`` are the audited fields of the account. Tokens are revoked if ``revoke`` is true.
     """
+    actor, user, now = context["actor"], context["user"], context["now"]
     policy.require(actor, "user.change")
     checks = InputChecks()
-    why = _checked_why(checks, why)
-    revoke = checks.flag("revoke_tokens", revoke)
+    why = checks.reason(context.get("why", ""))
+    revoke = checks.flag("revoke_tokens", context.get("revoke_tokens", False))
     checks.done()
     with transaction.atomic():
         before: dict[str, Any] = audit.audited_fields(user, *fields)
-        change()
+        change(user)
         ended = end_sessions_of(user, now)
         revoked = revoke_tokens_of(user, now) if revoke else []
         after = {**audit.audited_fields(user, *fields), "ended_workspaces": ended, "revoked_tokens": revoked}
         audit.record(
             actor=actor,
-            via=via,
+            via=context.get("via", "web"),
             now=now,
             verb=verb,
             target=user,
@@ -235,7 +189,3 @@ def _secure(
             why=why,
         )
     return user
-
-
-def _checked_why(checks: InputChecks, why: str) -> str:
-    return checks.text("why", why, least=0, most=1000, lines=True)

@@ -11,8 +11,8 @@ from django.db import IntegrityError, transaction
 
 from portal import locks, policy
 from portal.errors import Invalid
-from portal.input_checks import EMAIL_PATTERN, USER_NAME_PATTERN, InputChecks
-from portal.models import Notification, Organisation, User
+from portal.input_checks import EMAIL_PATTERN, InputChecks
+from portal.models import Notification, Organisation, User, WorkHandover
 from portal.services import audit
 from portal.services.money.billing_currency import checked_currency, set_first_currency
 from portal.services.people import setup_code as setup_codes
@@ -49,7 +49,7 @@ def create_user(
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
-    flags = _checked_roles(checks, {"operator": operator, "finance": finance, "auditor": auditor})
+    flags = checked_roles(checks, {"operator": operator, "finance": finance, "auditor": auditor})
     with transaction.atomic():
         user = _create_user(checks, username, email, full_name, flags)
         audit.record(
@@ -85,14 +85,14 @@ def change_user(
     policy.require(actor, "user.change")
     checks = InputChecks()
     given = {"operator": operator, "finance": finance, "auditor": auditor}
-    flags = _checked_roles(
+    flags = checked_roles(
         checks, {name: getattr(user, name) if flag is None else flag for name, flag in given.items()}
     )
     if user.service_team is not None and any(flags.values()):
         raise service_account_rejection(user)
     open_ = user.is_active if active is None else checks.flag("active", active)
     revoke_tokens = checks.flag("revoke_tokens", revoke_tokens)
-    why = checks.text("why", why, least=0, most=1000, lines=True)
+    why = checks.reason(why)
     checks.done()
     with transaction.atomic():
         # Two operators may give up their role at once. With the lock, the second sees the first change.
@@ -101,6 +101,10 @@ def change_user(
         user.refresh_from_db()
         before = audit.audited_fields(user, "is_active", *ROLES)
         User.objects.filter(pk=user.pk).update(is_active=open_, **flags)
+        if active:
+            # The person is in charge of their own work again.
+            User.objects.filter(pk=user.pk).update(leaver_work=None)
+            WorkHandover.objects.filter(workload__owner=user).delete()
         user.refresh_from_db()
         after = audit.audited_fields(user, "is_active", *ROLES)
         if before != after:
@@ -114,6 +118,31 @@ def change_user(
             target=user,
             before=before,
             after={**after, **({"revoked_tokens": revoked} if revoked else {})},
+            why=why,
+        )
+    return user
+
+
+def change_name(
+    *, actor: User, user: User, full_name: str, now: datetime, why: str = "", via: str = "web"
+) -> User:
+    """Change the full name of a person. Raises Invalid, NotAllowed."""
+    policy.require(actor, "user.change")
+    checks = InputChecks()
+    full_name = checks.text("full_name", full_name, least=0, most=150)
+    checks.done()
+    with transaction.atomic():
+        before = {"full_name": user.get_full_name()}
+        User.objects.filter(pk=user.pk).update(first_name=full_name, last_name="")
+        user.refresh_from_db(fields=["first_name", "last_name"])
+        audit.record(
+            actor=actor,
+            via=via,
+            now=now,
+            verb="change_name",
+            target=user,
+            before=before,
+            after={"full_name": full_name},
             why=why,
         )
     return user
@@ -256,7 +285,8 @@ def read_notifications(*, actor: User, now: datetime, ids: list[int] | None = No
     return unread.update(read_at=now)
 
 
-def _checked_roles(checks: InputChecks, given: dict[str, Any]) -> dict[str, bool]:
+def checked_roles(checks: InputChecks, given: dict[str, Any]) -> dict[str, bool]:
+    """Return the roles if they are valid together; otherwise note the problem."""
     flags = {name: checks.flag(name, value) for name, value in given.items()}
     if flags["auditor"] and (flags["operator"] or flags["finance"]):
         checks.note(
@@ -281,12 +311,7 @@ def _create_user(
     password: str | None = None,
 ) -> User:
     """Save a new account. ``password`` is None if the person sets it later with a link."""
-    username = checks.pattern(
-        "username",
-        username,
-        USER_NAME_PATTERN,
-        "1 to 150 letters, digits and @ . + - _, beginning with a letter or digit",
-    )
+    username = checks.user_name("username", username)
     email = checked_email(checks, email)
     full_name = checks.text("full_name", full_name, least=0, most=150)
     user = User(username=username, email=email, first_name=full_name, **flags)

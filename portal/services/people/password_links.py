@@ -8,14 +8,19 @@ from django.conf import settings
 from django.urls import reverse
 
 from portal.models import User
+from portal.services.people.identity.sign_in import local_sign_in_allowed
 
 
 def password_link(user: User) -> str:
     """Return the link with which a user sets a new password. It works once and for a limited time.
 
+    Return an empty text while passwords are turned off.
+
     The key in the link depends on the current password and e-mail address and on the last sign-in. So the
     link ends when one of them changes.
     """
+    if not local_sign_in_allowed():
+        return ""
     return link_of_key(f"{user_pk_to_url_str(user)}-{default_token_generator.make_token(user)}")
 
 

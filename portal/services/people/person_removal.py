@@ -6,18 +6,18 @@ The rules are in docs/operations.md, "When a person or a team leaves".
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from django.db import transaction
 
 from portal import policy
 from portal.input_checks import InputChecks
-from portal.models import ClaimGrant, Membership, User
+from portal.models import ClaimGrant, LeaverWork, Membership, User
 from portal.services import audit
-from portal.services.people import account_security, accounts
+from portal.services.people import accounts
+from portal.services.people.leaving.leaver_work import apply_policy, policy_for
+from portal.services.people.service_accounts import release_service_accounts
 from portal.services.removal_effect import withdraw_submissions
-from scheduler import services as scheduling
-from scheduler.models import Reservation, Workload
-from scheduler.state.states import OPEN_RESERVATION_STATES, WorkloadState
 
 
 def remove_person(
@@ -25,26 +25,28 @@ def remove_person(
     actor: User,
     user: User,
     now: datetime,
-    stop_work: bool = True,
+    work: str | None = None,
     why: str = "",
     via: str = "web",
 ) -> User:
     """Close an account, take its roles and teams, and withdraw its requests. Its history stays.
 
-    Sessions, workspaces and API tokens end at once. With ``stop_work``, the person's work is stopped, and
-    their reservations are cancelled unless somebody else has work in them; otherwise both stay with the
-    project. The account is closed first, and a repeated call completes a removal that was interrupted.
+    Sessions, workspaces and API tokens end at once. ``work`` is what happens to the person's work and
+    reservations, one of LeaverWork; None means as the settings of the installation say. The account is
+    closed first, and a repeated call completes a removal that was interrupted.
 
     Raises Invalid, NotAllowed. Raises OperationRejected if no operator would remain.
     """
     policy.require(actor, "user.change")
     checks = InputChecks()
-    stop_work = checks.flag("stop_work", stop_work)
-    why = checks.text("why", why, least=0, most=1000, lines=True)
+    if work is not None:
+        work = checks.choice("work", work, LeaverWork.values)
+    why = checks.reason(why)
     checks.done()
     with transaction.atomic():
         memberships = Membership.objects.filter(user=user).order_by("team__slug")
-        teams = [f"{row.team.slug} ({row.role})" for row in memberships.select_related("team")]
+        rows = list(memberships.select_related("team"))
+        before: dict[str, Any] = {"teams": [f"{row.team.slug} ({row.role})" for row in rows]}
         accounts.change_user(
             actor=actor,
             user=user,
@@ -56,8 +58,12 @@ def remove_person(
             why=why,
             via=via,
         )
+        User.objects.filter(pk=user.pk).update(leaver_work=work)
+        user.refresh_from_db(fields=["leaver_work"])
         withdraw_submissions(author=user)
         ClaimGrant.objects.filter(user=user).delete()
+        released = [name for row in rows for name in release_service_accounts(row.team, user)]
+        before |= {"service_accounts": released} if released else {}
         Membership.objects.filter(user=user).delete()
         audit.record(
             actor=actor,
@@ -65,36 +71,9 @@ def remove_person(
             now=now,
             verb="remove_person",
             target=user,
-            before={"teams": teams},
-            after={"stop_work": stop_work},
-            why=why,
-        )
-    if stop_work:
-        account_security.stop_work(actor=actor, user=user, now=now, why=why, via=via)
-        for reservation in Reservation.objects.filter(owner=user, state__in=OPEN_RESERVATION_STATES):
-            _cancel_unless_shared(actor, user, reservation, now, why, via)
-    return user
-
-
-def _cancel_unless_shared(
-    actor: User, user: User, reservation: Reservation, now: datetime, why: str, via: str
-) -> None:
-    """Cancel a reservation of a removed person, unless somebody else has work in it."""
-    others = Workload.objects.filter(reservation=reservation).exclude(owner=user)
-    with transaction.atomic():
-        if others.exclude(state=WorkloadState.ENDED).exists():
-            return
-        before = audit.audited_fields(reservation, "state")
-        if not scheduling.cancel_reservation(reservation, now=now):
-            return
-        reservation.refresh_from_db()
-        audit.record(
-            actor=actor,
-            via=via,
-            now=now,
-            verb="cancel_reservation",
-            target=reservation,
             before=before,
-            after=audit.audited_fields(reservation, "state"),
+            after={"work": str(policy_for(user))},
             why=why,
         )
+    apply_policy(user, now, actor=actor, why=why, via=via)
+    return user

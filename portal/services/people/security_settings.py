@@ -1,4 +1,4 @@
-"""Change the settings of security: how long tokens last, and whether people may decide their own requests."""
+"""Change the settings of security: the life of tokens, decisions of own requests, work of closed accounts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from django.db import transaction
 
 from portal import locks, policy
 from portal.input_checks import InputChecks
-from portal.models import Organisation, User
+from portal.models import LeaverWork, Organisation, User
 from portal.services import audit
 
 MAX_TOKEN_DAYS = 3_650
-AUDITED = ("token_days", "separate_approver")
+AUDITED = ("token_days", "separate_approver", "leaver_work")
 
 
 def security_settings() -> Organisation:
@@ -27,13 +27,15 @@ def change_security_settings(
     now: datetime,
     token_days: int | None = None,
     separate_approver: bool | Literal["unchanged"] | None = "unchanged",
+    leaver_work: str | None = None,
     via: str = "web",
 ) -> Organisation:
     """Change the settings that are given.
 
     If ``separate_approver`` is None, the rule applies if two people have the role that decides.
 
-    A shorter life of tokens does not change existing tokens. Raises Invalid, NotAllowed.
+    ``leaver_work`` is one of LeaverWork, and also counts for accounts that are closed already. A shorter life
+    of tokens does not change existing tokens. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "security.change")
     checks = InputChecks()
@@ -44,6 +46,8 @@ def change_security_settings(
         changes["separate_approver"] = (
             None if separate_approver is None else checks.flag("separate_approver", separate_approver)
         )
+    if leaver_work is not None:
+        changes["leaver_work"] = checks.choice("leaver_work", leaver_work, LeaverWork.values)
     checks.done()
     with transaction.atomic():
         Organisation.objects.get_or_create(pk=1, defaults={"name": "gpupool"})

@@ -8,7 +8,7 @@ from typing import Any
 from django.db import IntegrityError, transaction
 
 from portal import policy
-from portal.input_checks import USER_NAME_PATTERN, InputChecks, display_value
+from portal.input_checks import InputChecks, display_value
 from portal.models import ApiToken, Membership, User, WorkspaceSession
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
@@ -37,12 +37,7 @@ def create_service_account(
     """
     policy.require(actor, "service_account.create", team)
     checks = InputChecks()
-    name = checks.pattern(
-        "name",
-        name,
-        USER_NAME_PATTERN,
-        "1 to 150 letters, digits and @ . + - _, beginning with a letter or digit",
-    )
+    name = checks.user_name("name", name)
     purpose = checks.text("purpose", purpose, least=0, most=150)
     owner = _checked_owner(checks, actor if owner is None else owner, team)
     checks.done()
@@ -110,15 +105,15 @@ def change_service_account(
     return account
 
 
-def release_service_accounts(team: Team, person: User) -> dict[str, list[str]]:
-    """Remove a person as the owner of service accounts of a team. Return their names for the audit record.
+def release_service_accounts(team: Team, person: User) -> list[str]:
+    """Remove a person as the owner of service accounts of a team. Return their names.
 
     Call it in the transaction that removes the person from the team.
     """
     owned = User.objects.filter(service_team=team, service_owner=person)
     names = list(owned.order_by("username").values_list("username", flat=True))
     owned.update(service_owner=None)
-    return {"service_accounts": names} if names else {}
+    return names
 
 
 def close_service_accounts(team: Team, now: datetime) -> None:

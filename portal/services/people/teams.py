@@ -207,7 +207,8 @@ def remove_member(*, actor: User, team: Team, user: User, now: datetime, via: st
             )
         before: dict[str, Any] = {"user": user.username, "role": old.role}
         old.delete()
-        before |= release_service_accounts(team, user)
+        released = release_service_accounts(team, user)
+        before |= {"service_accounts": released} if released else {}
         publish_rights_changed()
         audit.record(actor=actor, via=via, now=now, verb="remove_member", target=team, before=before)
 

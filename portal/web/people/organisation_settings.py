@@ -15,6 +15,7 @@ from portal.services.people import organisation as organisation_service
 from portal.services.people.security_settings import change_security_settings
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
+from portal.wording.pages import people_pages
 
 
 class OrganisationForm(ServiceForm):
@@ -35,6 +36,11 @@ class SecurityForm(ServiceForm):
             ("yes", "are always decided by another person"),
             ("no", "may be decided by their author"),
         ],
+    )
+    leaver_work = forms.ChoiceField(
+        label=people_pages.LEAVER_WORK_LABEL,
+        choices=people_pages.LEAVER_WORK_CHOICES,
+        help_text="Applied within a minute, however an account was closed.",
     )
 
 
@@ -80,6 +86,7 @@ def _security_form(request: HttpRequest, organisation: Organisation) -> Security
     initial = {
         "token_days": organisation.token_days,
         "separate_approver": {None: "", True: "yes", False: "no"}[organisation.separate_approver],
+        "leaver_work": organisation.leaver_work,
     }
     return SecurityForm(request.POST if request.POST.get("verb") == "security" else None, initial=initial)
 
@@ -92,6 +99,7 @@ def _save_security(request: HttpRequest, form: SecurityForm) -> bool:
         now=timezone.now(),
         token_days=form.cleaned_data["token_days"],
         separate_approver={"": None, "yes": True, "no": False}[form.cleaned_data["separate_approver"]],
+        leaver_work=form.cleaned_data["leaver_work"],
     )
     if done is not None:
         messages.success(request, "Saved.")

@@ -47,10 +47,16 @@ class RolesForm(ProtectAccountForm):
 
 
 class RemovePersonForm(AccountReasonForm):
-    stop_work = forms.BooleanField(
-        required=False, initial=True, label="Stop the work and cancel the reservations"
+    work = forms.ChoiceField(
+        label=people_pages.LEAVER_WORK_LABEL,
+        choices=[("", people_pages.LEAVER_WORK_AS_SET), *people_pages.LEAVER_WORK_CHOICES],
+        required=False,
     )
-    field_order = ["stop_work"]
+    field_order = ["work"]
+
+    def clean_work(self) -> str | None:
+        """Return the choice; None for that of the settings."""
+        return self.cleaned_data["work"] or None
 
 
 class TokensForm(AccountReasonForm):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allauth.account.forms import ChangePasswordForm, LoginForm, ResetPasswordKeyForm
+from allauth.account.forms import ChangePasswordForm, LoginForm, ResetPasswordForm, ResetPasswordKeyForm
 from allauth.core import context
 from allauth.mfa.base.forms import AuthenticateForm
 from allauth.mfa.recovery_codes.forms import GenerateRecoveryCodesForm
@@ -18,7 +18,7 @@ from portal.services.people.account_effects import AccountEffect, preview_accoun
 from portal.services.people.identity.sign_in import local_sign_in_allowed
 from portal.sign_in.client import client_of
 from portal.sign_in.oidc.providers import ProviderSettings, active_providers
-from portal.wording.pages import people_pages
+from portal.wording.pages import identity_pages, people_pages
 from portal.wording.people import account_texts
 
 CODES_WAIT_SECONDS = 300  # as in the limit login_failed of config/settings.py
@@ -42,6 +42,20 @@ class SignInForm(LoginForm):  # type: ignore[misc]
     def passwords_allowed(self) -> bool:
         """Return True if the page shows the fields for a password."""
         return local_sign_in_allowed()
+
+
+class RequestPasswordLinkForm(ResetPasswordForm):  # type: ignore[misc]
+    """A form that sends a link for a new password by mail, unless passwords are turned off."""
+
+    def clean(self) -> dict[str, Any]:
+        """Raise ValidationError if passwords are turned off."""
+        _reject_if_passwords_are_off()
+        return dict(super().clean() or self.cleaned_data)
+
+
+def _reject_if_passwords_are_off() -> None:
+    if not local_sign_in_allowed():
+        raise forms.ValidationError(identity_pages.LOCAL_SIGN_IN_OFF, code="local_sign_in_off")
 
 
 class OwnAccountEffect:
@@ -70,6 +84,11 @@ class SetPasswordByLinkForm(ResetPasswordKeyForm):  # type: ignore[misc]
     """A form for a password that is set with a one-time link. It offers to revoke the API tokens, too."""
 
     revoke_tokens = forms.BooleanField(required=False, label=people_pages.REVOKE_OWN_TOKENS)
+
+    def clean(self) -> dict[str, Any]:
+        """Raise ValidationError if passwords are turned off."""
+        _reject_if_passwords_are_off()
+        return dict(super().clean() or self.cleaned_data)
 
 
 class TurnOnSecondFactorForm(OwnAccountEffect, ActivateTOTPForm):  # type: ignore[misc]

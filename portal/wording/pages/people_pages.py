@@ -13,6 +13,15 @@ SETUP_QUOTA_TITLE = "Give it a quota"
 SETUP_QUOTA = "The GPUs that a team is guaranteed, and how many free GPUs it may borrow."
 SETUP_NOTEBOOK = "JupyterLab on a GPU of the pool, in two clicks."
 PERSON_CREATED = "The account {name} is created. Give the link to the person, and add them to a team."
+LEAVER_WORK_LABEL = "Work of closed accounts"
+LEAVER_WORK_CHOICES = (
+    ("stop", "is stopped with its grace period"),
+    ("reservation", "ends with its reservation; without one it is stopped"),
+    ("hand_over", "continues until it finishes; a lead is in charge"),
+)
+LEAVER_WORK_AS_SET = "as in the settings"
+PEOPLE_IMPORTED = "{new} accounts are created and {changed} are changed."
+LINKS_FILE = "first-passwords.csv"
 SIGN_IN_FAILED = "Nobody has this user name or e-mail address with this password."
 TOO_MANY_CODES = "Too many wrong codes. Try again in five minutes."
 TOO_MANY_PASSWORDS = "Too many wrong passwords. Try again in {wait}."

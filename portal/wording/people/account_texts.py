@@ -34,7 +34,8 @@ ACCOUNT_VERBS = {
     "close_account": AccountVerb(
         "Close the account {}?",
         f"{ALL_SESSIONS} All API tokens are revoked. Nobody can sign in with the account until an operator "
-        "opens it again; the ended sessions and tokens stay invalid.",
+        "opens it again; the ended sessions and tokens stay invalid. Within a minute, the work and the "
+        "reservations are settled by the policy in the settings.",
         "Close the account",
         "The account {} is closed.",
     ),
@@ -79,8 +80,8 @@ ACCOUNT_VERBS = {
     "remove_person": AccountVerb(
         "Remove {} from the organisation?",
         f"{ALL_SESSIONS} All API tokens are revoked, the account is closed, and its roles and teams end. Its "
-        "waiting requests are withdrawn. With the box below, its work is stopped, and its reservations are "
-        "cancelled unless somebody else has work in them. The home, its volumes and its history stay.",
+        "waiting requests are withdrawn. Its work and its reservations are settled as you choose below. The "
+        "home, its volumes and its history stay.",
         "Remove the person",
         "{} is removed from the organisation.",
     ),
@@ -101,9 +102,21 @@ TOKENS_STILL_WORK = (
 )
 
 
-def work_sentence(running: int, waiting: int, stops: bool) -> str:
-    """Return what a change of an account does to the work of its person."""
+WORK_SENTENCES = {
+    "": "{counts} workloads continue.",
+    "stop": "{counts} workloads are stopped with their grace period.",
+    "reservation": (
+        "{counts} workloads: those in an active reservation continue until its end, the others are stopped."
+    ),
+    "hand_over": "{counts} workloads continue until they finish, and a lead of their team is in charge.",
+}
+
+
+def work_sentence(running: int, waiting: int, settled_by: str) -> str:
+    """Return what a change of an account does to the work of its person.
+
+    ``settled_by`` is a LeaverWork; empty if the work continues.
+    """
     if not running and not waiting:
         return "No work of this person runs or waits."
-    counts = f"{running} running and {waiting} waiting"
-    return f"{counts} workloads are stopped." if stops else f"{counts} workloads continue."
+    return WORK_SENTENCES[settled_by].format(counts=f"{running} running and {waiting} waiting")

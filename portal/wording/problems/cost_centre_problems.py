@@ -16,13 +16,8 @@ MONTH_IS_CLOSED = (
 )
 PROJECT_AND_POOL = "project and pool: give exactly one of the two."
 POOL_IS_SHARED = "pool is {pool}; allowed: a static pool. In a dynamic pool, the projects of the work pay."
-FILE_UNREADABLE = "csv is not a text of at most {most} characters without NUL; allowed: a CSV file in UTF-8."
-FILE_IS_NO_CSV = "csv can't be read: {problem}; allowed: a CSV file with commas, semicolons or tabs."
 HEADER_INVALID = "csv: the header is {given}; allowed: columns of {entries}, or of {shares}."
-ROW_COUNT = "csv has {count} lines; allowed: 1 to {most}."
-CELL_COUNT = "the line has {count} cells; allowed: {columns}, as the header has."
 LINE_IS_REPEATED = "code is {code!a}, which line {line} has already; allowed: each code once."
-LINE_IS_WRONG = "line {line}: {problem} Wrong lines: {count}. Nothing is imported."
 PROJECT_UNKNOWN = "project is {given}; allowed: a project as team/project."
 POOL_UNKNOWN = "pool is {given}; allowed: a static pool, such as {known}."
 START_INVALID = "valid_from is {given}; allowed: a date such as 2026-10-01, or a time with its offset."

@@ -82,6 +82,8 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("PATCH", "me/"): ({"theme": "dark"}, ALL),
     ("GET", "people/"): ({}, ALL),
     ("POST", "people/"): ({"username": "ada", "email": "ada@example.org"}, OPERATORS_MAKE),
+    ("POST", "people-import/"): ({"csv": "username,email\nada,ada@example.org\n"}, OPERATORS),
+    ("POST", "people-import/preview/"): ({"csv": "username,email\nada,ada@example.org\n"}, OPERATORS),
     ("GET", "people/{username}/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("GET", "people/{username}/tokens/"): ({}, ACCOUNT),
     ("GET", "people/{username}/effect/"): (

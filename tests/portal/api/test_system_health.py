@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 from rest_framework.test import APIClient
 
 from portal.errors import NotAllowed
-from portal.models import User
+from portal.models import AuditProgress, AuditSeal, User
 from portal.processes.reports import PROCESS_KEY, PROCESS_ROLES, ProcessReport
 from portal.reads.system import process_checks
 from portal.reads.system.checks import HealthCheck, HealthLimit, HealthState
@@ -142,6 +142,28 @@ def test_the_engine_is_judged_by_its_lease_and_its_last_cycle(world: World) -> N
     later = world.now + dt.timedelta(seconds=40)
     assert check(world, "leader", now=later).text == "engine-1 · 40 seconds"
     assert (state(world, "leader", now=later), state(world, "cycle", now=later)) == ("bad", "attention")
+
+
+def test_the_lag_of_the_audit_stream_is_the_age_of_the_oldest_seal_that_waits(
+    world: World, settings: Any
+) -> None:
+    assert state(world, "audit_stream") == "unknown"  # there is no receiver
+    settings.GPUPOOL_AUDIT_STREAM = "https://siem.example.org/audit"
+    for number, minutes in ((1, 90), (2, 10), (3, 1)):
+        at = world.now - dt.timedelta(minutes=minutes)
+        AuditSeal.objects.create(
+            number=number, sealed_at=at, events=2, highest_event=number, previous="", digest=""
+        )
+    progress, _ = AuditProgress.objects.update_or_create(
+        pk=1, defaults={"delivered_seal": 0, "failure": "status 503"}
+    )
+    found = check(world, "audit_stream")
+    assert (found.value, found.state) == (5400, "bad")
+    assert found.text == "1 h 30 min · 6 records · status 503" and "GPUPOOL_AUDIT_STREAM" in found.advice
+    for delivered, expected in ((1, "attention"), (2, "good"), (3, "good")):
+        AuditProgress.objects.filter(pk=progress.pk).update(delivered_seal=delivered)
+        assert state(world, "audit_stream") == expected
+    assert (check(world, "audit_stream").value, check(world, "audit_stream").text) == (0, "no record waits")
 
 
 def test_silent_hosts_and_full_disks_need_attention(world: World) -> None:

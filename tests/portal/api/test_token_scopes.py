@@ -135,9 +135,14 @@ def test_operators_change_the_settings_of_security(today_world: World) -> None:
         "token_days": 365,
         "separate_approver": None,
         "separate_approver_in_force": False,
+        "leaver_work": "stop",
     }
     assert member.patch(address, {"token_days": 10}).status_code == 403
     changed = operator.patch(address, {"separate_approver": True}, format="json").json()
     assert changed["separate_approver_in_force"] is True and changed["token_days"] == 365
     back = operator.patch(address, {"separate_approver": None, "token_days": 90}, format="json").json()
     assert (back["separate_approver"], back["token_days"]) == (None, 90)
+    changed = operator.patch(address, {"leaver_work": "reservation"}, format="json").json()
+    assert (changed["leaver_work"], changed["token_days"]) == ("reservation", 90)
+    refused = operator.patch(address, {"leaver_work": "never"}, format="json")
+    assert refused.status_code == 400 and "hand_over" in refused.content.decode()

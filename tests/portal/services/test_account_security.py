@@ -161,7 +161,7 @@ def test_all_work_of_a_person_is_stopped_and_that_of_others_continues(world: Wor
     found = preview_account_change(**verb, verb="stop_work")
     assert [row.name for row in found.waiting] == ["one", "two"] and not found.running
     assert "are stopped" in found.work_text
-    assert "continue" in preview_account_change(**verb, verb="close_account").work_text
+    assert "continue" in preview_account_change(**verb, verb="end_sessions").work_text
     assert account_security.stop_work(**verb, why="mining") == 2
     states = dict(Workload.objects.values_list("name", "state"))
     assert states == {"one": "ended", "two": "ended", "other": "queued"}

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+from typing import Any
 
 import pytest
 from django.urls import reverse
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-from portal.models import AuditEvent
+from portal import tasks
+from portal.models import AuditEvent, Notification, User
+from portal.redis_state.announced_maintenance import MAINTENANCE_KEY
+from portal.services.fleet.database_maintenance import begin_database_maintenance, end_database_maintenance
+from portal.wording.notice_texts import notice_sentence
 from scheduler.models import DatabaseMaintenance, EdgeContact
+from scheduler.state import nudge
 from tests.portal.web.work_samples import signed_in
 from tests.world import World
 
@@ -72,3 +79,35 @@ def test_a_duration_that_is_not_allowed_is_refused_with_the_allowed_ones(
     assert answer.status_code == 400 and answer.json()["errors"][0]["field"] == field
     assert answer.json()["errors"][0]["message"] == message
     assert not DatabaseMaintenance.objects.exists()
+
+
+def test_everybody_learns_of_a_maintenance_on_pages_in_the_api_and_by_a_notice(
+    world: World, django_capture_on_commit_callbacks: Any
+) -> None:
+    page = reverse("home")
+    member, api = signed_in(world.vision.member), APIClient()
+    api.force_authenticate(world.vision.member)
+    banner = "Maintenance of the database until"
+    assert banner not in member.get(page).content.decode()
+    verb: dict[str, Any] = {"actor": world.operator, "now": timezone.now()}
+    try:
+        with django_capture_on_commit_callbacks(execute=True):
+            row = begin_database_maintenance(**verb, minutes=30, why="a new vérsion")
+        shown = member.get(page).content.decode()
+        assert banner in shown and "a new vérsion. Nothing new" in shown
+        header = json.loads(api.get("/api/v1/me/")["Gpupool-Database-Maintenance"])
+        assert header == {"ends_at": row.ends_at.isoformat(), "reason": "a new vérsion"}
+        nudge.redis_connection().delete(MAINTENANCE_KEY)
+        tasks.notices()  # publishes it again, and writes the notices
+        assert banner in member.get(page).content.decode()
+        told = Notification.objects.filter(kind="database_maintenance")
+        assert {each.user_id for each in told} == set(
+            User.objects.filter(is_active=True).values_list("pk", flat=True)
+        )
+        assert "a new vérsion" in notice_sentence(told[0].kind, told[0].numbers)
+        with django_capture_on_commit_callbacks(execute=True):
+            end_database_maintenance(**verb)
+        assert banner not in member.get(page).content.decode()
+        assert "Gpupool-Database-Maintenance" not in api.get("/api/v1/me/")
+    finally:
+        nudge.redis_connection().delete(MAINTENANCE_KEY)

@@ -19,7 +19,9 @@ from django.urls import reverse
 
 from portal.models import AuditEvent, BreakGlassLink, IdentityProvider, Organisation, User
 from portal.redis_state.sign_in_attempts import ADDRESS_LIMITS
+from portal.services.people import account_security
 from portal.services.people.identity import providers
+from portal.services.people.password_links import password_link
 from portal.sign_in.attempts import refused_identities
 from portal.sign_in.oidc.discovery import PublicKey, _public_key
 from portal.sign_in.oidc.id_token import verify_id_token
@@ -437,6 +439,25 @@ def test_passwords_are_turned_off_only_if_an_operator_can_still_sign_in(
     kept = browser.post(reverse("identity-provider", args=["corp"]), {"action": "remove"})
     assert kept.status_code == 400 and "Then no operator could sign in" in kept.content.decode()
     assert IdentityProvider.objects.get().active
+
+
+def test_no_link_sets_a_password_while_passwords_are_off(world: World, mailoutbox: list[Any]) -> None:
+    person, browser = world.vision.member, Client()
+    earlier = password_link(person).removeprefix(settings.GPUPOOL_PORTAL_URL)
+    Organisation.objects.update(local_sign_in=False)
+    refused = browser.post(reverse("account_reset_password"), {"email": person.email})
+    assert "Passwords are turned off" in refused.content.decode() and not mailoutbox
+    form = browser.get(earlier, follow=True)
+    given = {"password1": "correct horse battery", "password2": "correct horse battery"}
+    refused = browser.post(form.request["PATH_INFO"], given)
+    assert "Passwords are turned off" in refused.content.decode()
+    person.refresh_from_db()
+    assert person.check_password(PASSWORD)
+    browser.force_login(world.operator)
+    made = browser.post(reverse("people"), {"username": "ada", "email": "ada@example.org"})
+    assert "there is no link" in made.content.decode() and "reset/key" not in made.content.decode()
+    reset = account_security.reset_password(actor=world.operator, user=person, now=world.now)
+    assert reset == ""
 
 
 def test_a_break_glass_link_signs_an_operator_in_once(

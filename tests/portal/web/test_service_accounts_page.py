@@ -84,9 +84,10 @@ def test_people_without_the_right_see_the_service_accounts_of_their_team_and_cha
 def test_an_operator_sets_the_security_of_the_organisation(world: World) -> None:
     operator, address = signed_in(world.operator), reverse("settings")
     wanted = {"verb": "security", "token_days": "90", "separate_approver": "yes"}
+    wanted["leaver_work"] = "hand_over"
     assert operator.post(address, wanted).status_code == 302
     row = Organisation.objects.get()
-    assert (row.token_days, row.separate_approver) == (90, True)
+    assert (row.token_days, row.separate_approver, row.leaver_work) == (90, True, "hand_over")
     assert operator.post(address, wanted | {"token_days": "0"}).status_code == 400
     assert operator.post(address, wanted | {"separate_approver": ""}).status_code == 302
     row.refresh_from_db()

@@ -171,6 +171,8 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "people": ("GET", ALL),
     "person": ("GET", TEAM_REMOVAL),
     "person-change": ("POST", (403, 403, 403, 404, 404, 302, 403, 403)),
+    "people-import": ("GET", OPERATORS),
+    "people-import-links": ("POST", OPERATORS_DO),
     "first-run": ("GET", OPERATORS),
     "tokens": ("GET", ALL),
     "service-accounts": ("GET", ALL),

@@ -6,12 +6,8 @@ that the import would make.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -21,54 +17,26 @@ from portal import policy
 from portal.errors import Invalid
 from portal.input_checks import InputChecks, display_value
 from portal.models import User
+from portal.services.csv_import import (
+    ImportedRow,
+    ImportReport,
+    problems_of,
+    read_rows,
+    reject_wrong_lines,
+    report_of,
+)
 from portal.services.money.cost_centres import directory, splits
 from portal.wording.problems import cost_centre_problems
-from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Project
-from telemetry.core.csv_text import FORMULA_STARTS
 from telemetry.models import CostCentre
 from telemetry.money.billing_months import billing_calendar
 
 MAX_ROWS = 2_000
 MAX_CHARACTERS = 500_000
-DELIMITERS = ",;\t"
 ENTRY_COLUMNS = ("code", *directory.ENTRY_FIELDS)
-LINE_STATES = ("new", "changed", "unchanged", "wrong")
 SHARE_COLUMNS = ("project", "pool", "code", "percent", "valid_from")
-
-
-@dataclass
-class ImportedLine:
-    """One line of the file. ``state`` is one of LINE_STATES; ``problems`` says why a line is wrong."""
-
-    number: int
-    subject: str
-    state: str = "unchanged"
-    problems: list[str] = field(default_factory=list)
-
-
-@dataclass
-class ImportReport:
-    """The lines of an imported file in their order."""
-
-    lines: list[ImportedLine]
-
-    @property
-    def wrong(self) -> list[ImportedLine]:
-        """Return the lines with a problem. If any line has a problem, nothing is written."""
-        return [line for line in self.lines if line.problems]
-
-    def count(self, state: str) -> int:
-        """Return the number of lines in this state."""
-        return sum(line.state == state for line in self.lines)
-
-
-@dataclass(frozen=True)
-class _Row:
-    line: ImportedLine
-    values: Mapping[str, str]
 
 
 def preview_import(*, actor: User, text: str, now: datetime) -> ImportReport:
@@ -93,57 +61,20 @@ def import_cost_centres(
     policy.require(actor, "cost_centre.change")
     with transaction.atomic():
         report = _carry_out(actor=actor, text=text, now=now, via=via, why=why)
-        if report.wrong:
-            first = report.wrong[0]
-            words = cost_centre_problems.LINE_IS_WRONG.format(
-                line=first.number, problem=first.problems[0], count=len(report.wrong)
-            )
-            raise Invalid({"csv": words}, {"csv": first.subject})
+        reject_wrong_lines(report)
     return report
 
 
 def _carry_out(*, actor: User, text: str, **context: Any) -> ImportReport:
-    header, rows = _read(text)
+    header, rows = read_rows(
+        text, max_rows=MAX_ROWS, max_characters=MAX_CHARACTERS, check_header=_check_header
+    )
     context["actor"] = actor
     if "project" in header or "pool" in header:
         _import_splits(rows, context)
     else:
         _import_entries(rows, context)
-    for row in rows:
-        if row.line.problems:
-            row.line.state = "wrong"
-    return ImportReport([row.line for row in rows])
-
-
-def _read(text: str) -> tuple[list[str], list[_Row]]:
-    """Return the columns of the header, and the rows with content. Raises Invalid."""
-    checks = InputChecks()
-    table = _table(checks, text)
-    checks.done()
-    header = [cell.strip().lower() for cell in table[0]] if table else []
-    _check_header(checks, header)
-    rows = _rows(header, table[1:])
-    if not 0 < len(rows) <= MAX_ROWS:
-        checks.note("csv", len(rows), cost_centre_problems.ROW_COUNT.format(count=len(rows), most=MAX_ROWS))
-    checks.done()
-    return header, rows
-
-
-def _table(checks: InputChecks, text: str) -> list[list[str]]:
-    """Return the cells of a CSV text.
-
-    The delimiter is the character of DELIMITERS that occurs most often in the first line.
-    """
-    if not isinstance(text, str) or len(text) > MAX_CHARACTERS or "\0" in text:
-        checks.note("csv", None, cost_centre_problems.FILE_UNREADABLE.format(most=f"{MAX_CHARACTERS:,}"))
-        return []
-    lines = text.removeprefix("\ufeff")
-    delimiter = max(DELIMITERS, key=lines.partition("\n")[0].count)
-    try:
-        return list(csv.reader(io.StringIO(lines, newline=""), delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        checks.note("csv", None, cost_centre_problems.FILE_IS_NO_CSV.format(problem=error))
-        return []
+    return report_of(rows)
 
 
 def _check_header(checks: InputChecks, header: Sequence[str]) -> None:
@@ -159,28 +90,7 @@ def _check_header(checks: InputChecks, header: Sequence[str]) -> None:
         checks.note("csv", ", ".join(header), words)
 
 
-def _rows(header: list[str], table: list[list[str]]) -> list[_Row]:
-    rows = []
-    for number, cells in enumerate(table, start=2):
-        if not any(cell.strip() for cell in cells):
-            continue
-        line = ImportedLine(number, display_value(",".join(cells)))
-        if len(cells) != len(header):
-            line.problems.append(
-                cost_centre_problems.CELL_COUNT.format(count=len(cells), columns=len(header))
-            )
-        values = {name: _text(cell) for name, cell in zip(header, cells, strict=False)}
-        rows.append(_Row(line, values))
-    return rows
-
-
-def _text(cell: str) -> str:
-    """Return the text of a cell. The apostrophe that exports write before a formula is removed."""
-    clean = cell.strip().replace("\r\n", "\n")
-    return clean[1:] if clean[:1] == "'" and clean[1:2] in FORMULA_STARTS and len(clean) > 1 else clean
-
-
-def _import_entries(rows: list[_Row], context: Mapping[str, Any]) -> None:
+def _import_entries(rows: list[ImportedRow], context: Mapping[str, Any]) -> None:
     """Add or change the entries of the directory."""
     first_lines: dict[str, int] = {}
     for row in rows:
@@ -193,7 +103,7 @@ def _import_entries(rows: list[_Row], context: Mapping[str, Any]) -> None:
         if row.line.problems:
             continue
         given = {name: value for name, value in row.values.items() if name != "code"}
-        with _problems_of(row):
+        with problems_of(row):
             row.line.state = _store_entry(code, given, context)
 
 
@@ -211,9 +121,9 @@ def _store_entry(code: str, given: dict[str, str], context: Mapping[str, Any]) -
     return "unchanged" if before == after else "changed"
 
 
-def _import_splits(rows: list[_Row], context: Mapping[str, Any]) -> None:
+def _import_splits(rows: list[ImportedRow], context: Mapping[str, Any]) -> None:
     """Set the splits. All lines with the same project or pool and the same date are one split."""
-    groups: dict[tuple[str, str, str], list[_Row]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[ImportedRow]] = defaultdict(list)
     for row in rows:
         values = row.values
         payer = values.get("project", "") or values.get("pool", "")
@@ -223,13 +133,13 @@ def _import_splits(rows: list[_Row], context: Mapping[str, Any]) -> None:
     for (project, pool, start), members in sorted(groups.items(), key=lambda entry: entry[0][2]):
         if any(row.line.problems for row in members):
             continue
-        with _problems_of(members[0]):
+        with problems_of(members[0]):
             state = _store_split(project, pool, start, members, context)
             for row in members:
                 row.line.state = state
 
 
-def _check_share(row: _Row) -> None:
+def _check_share(row: ImportedRow) -> None:
     """Note the problems of one line that do not depend on other lines."""
     checks = InputChecks()
     code = row.values.get("code", "")
@@ -238,7 +148,9 @@ def _check_share(row: _Row) -> None:
     row.line.problems.extend(checks.problems.values())
 
 
-def _store_split(project: str, pool: str, start: str, members: list[_Row], context: Mapping[str, Any]) -> str:
+def _store_split(
+    project: str, pool: str, start: str, members: list[ImportedRow], context: Mapping[str, Any]
+) -> str:
     """Set one split. Return the state of its lines."""
     arguments: dict[str, Any] = {
         "project": _named_project(project) if project else None,
@@ -291,15 +203,3 @@ def _parsed_start(text: str) -> datetime:
         words = cost_centre_problems.START_INVALID.format(given=display_value(text))
         raise Invalid({"valid_from": words}, {"valid_from": text[:40]})
     return moment.astimezone(UTC)
-
-
-@contextmanager
-def _problems_of(row: _Row) -> Iterator[None]:
-    """Append the problems that a service raises to ``row.line.problems``."""
-    try:
-        with transaction.atomic():
-            yield
-    except Invalid as error:
-        row.line.problems.extend(error.fields.values())
-    except OperationRejected as error:
-        row.line.problems.append(refusal_sentence(error))

@@ -85,7 +85,7 @@ def create_provider(
         "encrypted_secret": encrypt_secret(""),  # a client without a secret authenticates by PKCE alone
         **_checked(checks, given),
     }
-    why = checks.text("why", why, least=0, most=1000, lines=True)
+    why = checks.reason(why)
     taken = [ENVIRONMENT_SLUG, *IdentityProvider.objects.values_list("slug", flat=True)]
     if slug:
         slug = checks.pattern(
@@ -129,7 +129,7 @@ def change_provider(
     policy.require(actor, "identity.change")
     checks = InputChecks()
     values = _checked(checks, given)
-    why = checks.text("why", why, least=0, most=1000, lines=True)
+    why = checks.reason(why)
     checks.done()
     with transaction.atomic():
         locks.lock_organisation()
@@ -164,7 +164,7 @@ def remove_provider(
     """
     policy.require(actor, "identity.change")
     checks = InputChecks()
-    why = checks.text("why", why, least=0, most=1000, lines=True)
+    why = checks.reason(why)
     checks.done()
     with transaction.atomic():
         locks.lock_organisation()
@@ -212,7 +212,7 @@ def set_local_sign_in(
     policy.require(actor, "identity.change")
     checks = InputChecks()
     allowed = checks.flag("allowed", allowed)
-    why = checks.text("why", why, least=0, most=1000, lines=True)
+    why = checks.reason(why)
     checks.done()
     with transaction.atomic():
         organisation = locks.lock_organisation()

@@ -90,7 +90,7 @@ def create_rule(
     rule = checked_rule(
         checks, provider=provider, claim=claim, value=value, team=team, role=role, lead=lead, now=now
     )
-    why = checks.text("why", why, least=0, most=1000, lines=True)
+    why = checks.reason(why)
     checks.done()
     with transaction.atomic():
         rule.save(force_insert=True)
@@ -108,7 +108,7 @@ def remove_rule(*, actor: User, rule: ClaimRule, now: datetime, why: str = "", v
     """
     policy.require(actor, "identity.change")
     checks = InputChecks()
-    why = checks.text("why", why, least=0, most=1000, lines=True)
+    why = checks.reason(why)
     checks.done()
     with transaction.atomic():
         before = {
