@@ -161,6 +161,10 @@ def _labels(labels: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
+# A record of the audit has no reader's zone; its values contain the start.
+EXPIRED_UNDECIDED = "It has expired: nobody decided it before its start."
+
+
 def expired_submission_sentence(expires_at: datetime) -> str:
     """Return why an expired request for a reservation can't be approved any more."""
     return (

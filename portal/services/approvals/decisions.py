@@ -165,7 +165,7 @@ def expire_submission(submission: Submission, *, now: datetime) -> bool:
         verb="expire_submission",
         target=submission,
         before=submission.payload,
-        why=request_texts.expired_submission_sentence(expires_at),
+        why=request_texts.EXPIRED_UNDECIDED,
     )
     return True
 

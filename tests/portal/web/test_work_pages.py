@@ -411,8 +411,29 @@ def test_pages_use_the_time_zone_of_the_user_then_the_browser_then_the_organisat
     world.vision.member.time_zone = "Europe/Oslo"
     world.vision.member.save()
     page = client.get(some_page).content.decode()
-    assert "Times in Europe/Oslo" in page
-    assert "data-zone-fixed" in page
+    assert "Times in Europe/Oslo" in page and "data-zone-guessed" not in page
+
+
+def test_pages_about_money_use_the_zone_of_the_organisation_and_others_that_of_the_viewer(
+    world: World,
+) -> None:
+    world.organisation.time_zone = "Asia/Tokyo"
+    world.organisation.save()
+    client = signed_in(world.finance)
+    client.cookies["tz"] = "America/Lima"
+    price = Price.objects.create(
+        model=H100,
+        valid_from=dt.datetime(2026, 3, 1, 18, tzinfo=dt.UTC),
+        cost_per_gpu_hour=1,
+        price_per_gpu_hour=2,
+        currency="EUR",
+        created_at=timezone.now(),
+    )
+    card = client.get(reverse("rate-card")).content.decode()
+    assert f'id="price-{price.pk}"' in card and "2 Mar" in card and "03:00</time>" in card
+    assert "Times in Asia/Tokyo" in card and "data-zone-guessed" not in card
+    assert "Times in America/Lima" in client.get(reverse("tokens")).content.decode()
+    assert "Times in America/Lima" in client.get(reverse("utilisation")).content.decode()
 
 
 def test_the_preferred_theme_applies_until_the_browser_chooses(world: World) -> None:
