@@ -96,8 +96,15 @@ def _guarantee_line(team: Team, pool: Pool, model: str, quota: Quota | None) -> 
 
 def submission_title(submission: Submission) -> str:
     """Return a short title of the request, with a capital first letter."""
-    words = request_texts.submission_summary(submission.kind, submission.payload)
+    words = decided_summary(submission)
     return words[:1].upper() + words[1:]
+
+
+def decided_summary(submission: Submission) -> str:
+    """Return a short text of what was approved; without an approval, of what is requested."""
+    approved = submission.state == SubmissionState.APPROVED
+    agreed = submission.approval.changed_payload if approved else None
+    return request_texts.submission_summary(submission.kind, agreed or submission.payload)
 
 
 def project_of_submission(submission: Submission) -> Project | None:

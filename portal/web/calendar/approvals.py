@@ -19,8 +19,9 @@ from portal.input_checks import display_value as shown_value
 from portal.models import Submission, SubmissionState, User
 from portal.reads.calendar import approvals as reads
 from portal.services.approvals import decisions, effects
-from portal.services.approvals.payloads import expiry_of
-from portal.web.calendar.quota_requests import gpu_hours_fields
+from portal.services.approvals.payloads import expiry_of, pool_of_submission
+from portal.services.approvals.quota_changes import present_values, values_after
+from portal.web.calendar.quota_requests import quota_fields
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording import request_texts
@@ -50,20 +51,10 @@ class DecisionForm(ServiceForm):
 
     def __init__(self, *args: Any, submission: Submission, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        payload = submission.payload
+        payload = self.shown = submission.payload
         if submission.kind == Submission.Kind.QUOTA_CHANGE:
-            self.fields["guaranteed_gpus"] = forms.IntegerField(
-                label="Guaranteed GPUs",
-                initial=payload["guaranteed_gpus"],
-                help_text="Change it to approve another number.",
-            )
-            self.fields["borrow_limit_gpus"] = forms.IntegerField(
-                label="May borrow",
-                initial=payload["borrow_limit_gpus"],
-                required=False,
-                help_text="Empty: no limit.",
-            )
-            self.fields |= gpu_hours_fields(payload)
+            self.shown = _quota_with_request(submission)
+            self.fields |= quota_fields(self.shown)
         elif submission.kind == Submission.Kind.BUDGET:
             self.fields["amount"] = forms.CharField(
                 label="Amount",
@@ -79,15 +70,21 @@ class DecisionForm(ServiceForm):
                 initial=payload.get("may_exceed_guarantee", False),
             )
 
-    def changes(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Return the values that differ from the requested values in ``payload``."""
+    def changes(self) -> dict[str, Any]:
+        """Return the values that differ from those that the form shows."""
         given = {name: value for name, value in self.cleaned_data.items() if name != "comment"}
         absent: dict[str, Any] = {"may_exceed_guarantee": False, "period": "month", "when_used_up": "borrow"}
         return {
             name: value
             for name, value in given.items()
-            if value != "" and value != payload.get(name, absent.get(name))
+            if value != "" and value != self.shown.get(name, absent.get(name))
         }
+
+
+def _quota_with_request(submission: Submission) -> dict[str, Any]:
+    """Return the values that the quota would have after the approval."""
+    present = present_values(submission.team, pool_of_submission(submission), submission.payload["model"])
+    return values_after(submission.payload, present)
 
 
 @sign_in_required
@@ -216,7 +213,7 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
             decisions.approve_submission,
             actor=user,
             submission=row,
-            changes=form.changes(row.payload),
+            changes=form.changes(),
             comment=form.cleaned_data["comment"],
             now=now,
         )
@@ -238,8 +235,7 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
             status=400,
         )
     decision = {"approve": "Approved", "decline": "Declined", "withdraw": "Withdrawn"}[verb]
-    agreed = {**row.payload, **form.changes(row.payload)} if verb == "approve" else row.payload
-    what = request_texts.submission_summary(row.kind, agreed)
+    what = reads.decided_summary(row)
     messages.success(
         request,
         calendar_pages.SUBMISSION_DECIDED.format(

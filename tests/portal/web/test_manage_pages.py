@@ -261,6 +261,28 @@ def test_a_lead_requests_a_quota_and_an_operator_approves_a_changed_one(world: W
     assert "Five for now" in lead.get(reverse("submission", args=[row.public_id])).content.decode()
 
 
+def test_the_quota_form_shows_the_present_values_and_submits_only_what_changed(world: World) -> None:
+    quota = Quota.objects.filter(team=world.vision.team, pool=world.shared, model=H100)
+    quota.update(borrow_limit_slots=4 * 840)
+    lead, url = signed_in(world.vision.lead), reverse("quota-change", args=["vision"])
+    page = lead.get(url, {"pool": "shared", "model": H100})
+    form = page.context["form"]
+    posted = {name: form[name].value() for name in form.fields} | {
+        f"initial-{name}": form[name].value() for name in form.fields if form.fields[name].show_hidden_initial
+    }
+    assert (posted["guaranteed_gpus"], posted["borrow_limit_gpus"]) == (8, 4)
+    assert 'name="initial-borrow_limit_gpus" value="4"' in page.content.decode()
+    values = {name: "" if value is None else value for name, value in posted.items()}
+    assert lead.post(url, values).status_code == 400, "nothing has changed"
+    quota.update(borrow_limit_slots=6 * 840)  # another person changes the limit while the page is open
+    assert lead.post(url, values | {"guaranteed_gpus": 9}).status_code == 302
+    row = Submission.objects.get()
+    assert (row.payload["guaranteed_gpus"], row.payload["borrow_limit_gpus"]) == (9, 6)
+    effect = signed_in(world.operator).get(reverse("approvals")).content.decode()
+    assert "Guaranteed</td>" in effect and "May borrow</td>" not in effect
+    assert "A quota of H100 80GB: guaranteed 8 → 9" in effect
+
+
 def test_a_lead_is_warned_before_requesting_more_than_is_available(world: World) -> None:
     lead, operator = signed_in(world.language.lead), signed_in(world.operator)
     url = reverse("quota-change", args=["language"])

@@ -17,7 +17,7 @@ from portal.reads.work import workload_details
 from portal.web.components.state_display import STATE_DISPLAY
 from portal.web.work import workload_card, workload_text
 from portal.wording import state_labels
-from scheduler.models import Allocation, Host, Reservation, Run, Workload
+from scheduler.models import Allocation, Host, Quota, Reservation, Run, Workload
 from scheduler.state.states import ReservationState, WorkloadState
 from telemetry.health.rules import apply_rules_to_events
 from telemetry.models import HealthEvent, Price
@@ -927,7 +927,7 @@ def test_the_preview_shows_free_units_cost_and_the_equivalent_commands(world: Wo
     assert "It fits." in page
     assert "gpupool reservation create" in page
     assert "/api/v1/reservations/" in page
-    assert "Takes from the guarantee of Vision" in page
+    assert "Vision has then" in page and "2 of 8" in page and "Within the guarantee" in page
     assert not Reservation.objects.exists()
 
 
@@ -969,6 +969,32 @@ def test_the_shown_api_call_creates_the_request_and_the_shown_options_exist(
     known = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}  # type: ignore[attr-defined]
     options = spoken[3 : spoken.index("--")] if "--" in spoken else spoken[3:]
     assert {word for word in options if word.startswith("--")} <= known
+
+
+def test_a_reservation_above_a_limit_has_a_red_window_and_one_answer_about_the_quota(world: World) -> None:
+    client = signed_in(world.vision.member)
+    reserve(world, world.vision, "mine", hours=20, length=16, units=6)
+    Quota.objects.filter(team=world.vision.team, pool=world.shared, model=H100).update(borrow_limit_slots=0)
+    answer = client.post(reverse("ask-preview"), ask_data(world, count="4"))
+    view, page = answer.context["view"], answer.content.decode()
+    assert not view["fits"] and "may hold 8 GPUs" in view["blocks"][0]["text"]
+    assert (view["quota"]["held"], view["quota"]["after"]) == ("6 of 8", "10 of 8")
+    assert view["quota"]["over"] == 4 and "Within the guarantee" not in page
+    assert "free-short" in {bar["kind"] for bar in view["chart"]["bars"]}
+    assert "free-range" not in {bar["kind"] for bar in view["chart"]["bars"]}
+    assert "your range: does not fit" in page
+
+
+def test_a_job_that_waits_has_one_expected_start_and_no_chart_of_another_plan(world: World) -> None:
+    run_job(world, world.language, "first", host="alpha", gpus=list(range(8)))
+    run_job(world, world.robotics, "second", host="beta", gpus=list(range(8)))
+    answer = signed_in(world.vision.member).post(
+        reverse("ask-preview"), ask_data(world, kind="job", command="true")
+    )
+    view, page = answer.context["view"], answer.content.decode()
+    assert view["expected_start"] is not None and not view["starts_now"]
+    assert page.count(f"Expected start: {view['likely']}.") == 2, "the note and the line beside Submit"
+    assert "chart" not in view and "Within the guarantee" not in page
 
 
 @pytest.mark.long
