@@ -162,21 +162,22 @@
     });
   }
 
-  /* Keys: Ctrl/Cmd K opens the search; a letter clicks the visible control with that data-key, except while typing. */
-  const typing = (element) => element?.closest("input, textarea, select, [contenteditable]") !== null;
+  /* Keys: Ctrl/Cmd K opens the search. Alt Shift with a letter opens the visible link with that data-key, or moves the
+     focus to the button: no single key has an effect, and a button needs a second key. */
   document.addEventListener("keydown", (event) => {
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
       event.preventDefault();
       openPalette();
       return;
     }
-    if (event.ctrlKey || event.metaKey || event.altKey || event.key.length !== 1) return;
-    if (typing(event.target) || document.querySelector("dialog[open]")) return;
-    const control = [...document.querySelectorAll(`[data-key="${CSS.escape(event.key.toLowerCase())}"]`)]
+    if (!event.altKey || !event.shiftKey || event.ctrlKey || event.metaKey || !event.code.startsWith("Key")) return;
+    if (document.querySelector("dialog[open]")) return;
+    const control = [...document.querySelectorAll(`[data-key="${event.code.slice(3).toLowerCase()}"]`)]
       .find((element) => element.checkVisibility());
     if (control) {
       event.preventDefault();
-      control.click();
+      if (control.matches("a")) control.click();
+      else control.focus();
     }
   });
 

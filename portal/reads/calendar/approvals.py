@@ -102,8 +102,9 @@ def submission_title(submission: Submission) -> str:
 
 def decided_summary(submission: Submission) -> str:
     """Return a short text of what was approved; without an approval, of what is requested."""
-    approved = submission.state == SubmissionState.APPROVED
-    agreed = submission.approval.changed_payload if approved else None
+    # A submission whose approval has just failed is approved only in memory and has no decision.
+    approval = getattr(submission, "approval", None) if submission.state == SubmissionState.APPROVED else None
+    agreed = approval.changed_payload if approval else None
     return request_texts.submission_summary(submission.kind, agreed or submission.payload)
 
 

@@ -23,6 +23,7 @@ from portal.services.approvals.payloads import expiry_of, pool_of_submission
 from portal.services.approvals.quota_changes import present_values, values_after
 from portal.web.calendar.quota_requests import quota_fields
 from portal.web.page.access import current_user, sign_in_required
+from portal.web.page.context_processors import requests_label
 from portal.web.page.service_form import ServiceForm
 from portal.wording import request_texts
 from portal.wording.pages import calendar_pages
@@ -95,7 +96,11 @@ def approvals(request: HttpRequest) -> HttpResponseBase:
         return render(
             request,
             "manage/approvals_decided.html",
-            {"rows": _submission_rows(reads.decided_submissions(user, now), now), "now": now},
+            {
+                "rows": _submission_rows(reads.decided_submissions(user, now), now),
+                "heading": requests_label(user),
+                "now": now,
+            },
         )
     rows = list(reads.waiting_submissions(user))
     kind = request.GET.get("kind", "")
@@ -131,8 +136,14 @@ def _approvals_context(
 ) -> dict[str, Any]:
     kind = request.GET.get("kind", "")
     counts = {value: sum(1 for row in rows if not value or row.kind == value) for value, _ in KIND_CHOICES}
+    decidable = policy.decidable_submissions(user, shown)
     context: dict[str, Any] = {
-        "rows": _submission_rows(shown, now),
+        "heading": requests_label(user),
+        "decides_all": policy.may(user, "approval.see"),
+        "may_decide_some": bool(decidable),
+        "rows": [
+            row | {"may_decide": row["submission"].pk in decidable} for row in _submission_rows(shown, now)
+        ],
         "waiting": len(rows),
         "oldest": rows[0].created_at if rows else None,
         "kinds": [

@@ -33,8 +33,8 @@ def free_units_chart(
     """Return the chart of free units before, during and after the requested window.
 
     A unit is free if it can still be promised to a reservation. Horizontal positions are in per cent,
-    vertical positions in pixels. The window of a request that does not fit is red where
-    too few units are free, or in whole if another limit is the reason. Return None if the request names no model.
+    vertical positions in pixels. The window of a request that does not fit is red where too few units are
+    free, or in whole if another limit is the reason. Return None if the request names no model.
     """
     if not model:
         return None
@@ -98,8 +98,8 @@ def _bars(
 ) -> list[dict[str, Any]]:
     """Return the rectangles of the chart.
 
-    ``asked`` is None if the request is refused although enough units are free. Consecutive steps with the same number of free units share one rectangle. A rectangle ends where the
-    requested window begins or ends.
+    ``asked`` is None if the request is refused although enough units are free. Consecutive steps with the
+    same number of free units share one rectangle. A rectangle ends where the requested window begins or ends.
     """
     bars: list[dict[str, Any]] = []
     for place, (at, count) in enumerate(free):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 
 import pytest
 from django.test import Client
@@ -11,8 +11,9 @@ from django.utils import timezone
 
 from agent.gpu.simulated_models import parse_mig, parse_models
 from agent.protocol import JoinRequest
-from portal.models import Submission, User
-from portal.services.approvals import submissions
+from portal import policy
+from portal.models import Organisation, Submission, User
+from portal.services.approvals import budget_requests, submissions
 from portal.services.calendar import reservations
 from scheduler import services as scheduling
 from scheduler.models import Host, MaintenanceWindow, Quota, Reservation, Run
@@ -388,7 +389,7 @@ def test_several_submissions_are_approved_together_and_those_that_fail_stay_wait
 
 def test_deciding_without_a_ticked_submission_says_so(world: World) -> None:
     page = signed_in(world.operator).post(reverse("submissions-decide"), {"verb": "approve"}, follow=True)
-    assert "Nothing is ticked" in page.content.decode()
+    assert "Nothing is selected" in page.content.decode()
 
 
 def test_approving_a_large_reservation_shows_its_effect_first(world: World) -> None:
@@ -437,8 +438,63 @@ def test_an_unknown_filter_of_kinds_is_refused_and_not_answered_with_an_empty_li
         "kind is &#x27;nonsense&#x27;; allowed: reservation, series, window_change, quota_change, "
         "membership, budget" in page
     )
-    assert "Nothing waits for you" not in page
+    assert "Nothing waits" not in page
     assert operator.get(reverse("approvals"), {"kind": "quota_change"}).status_code == 200
+
+
+def quota_request(world: World) -> Submission:
+    return submissions.request_quota_change(
+        actor=world.vision.lead,
+        team=world.vision.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=9,
+        now=world.now,
+    )
+
+
+def test_a_lead_has_a_link_to_requests_and_selects_only_those_that_a_lead_decides(world: World) -> None:
+    quota_request(world)
+    lead = signed_in(world.vision.lead)
+    assert f'href="{reverse("approvals")}"' in lead.get(reverse("tokens")).content.decode()
+    member = signed_in(world.vision.member).get(reverse("tokens")).content.decode()
+    assert f'href="{reverse("approvals")}"' not in member
+    page = lead.get(reverse("approvals")).content.decode()
+    assert "<h1>Requests</h1>" in page and "guaranteed 8 → 9" in page
+    assert "Approve selected" not in page and 'type="checkbox"' not in page
+    wish = submissions.request_membership(actor=world.stranger, team=world.vision.team, now=world.now)
+    page = lead.get(reverse("approvals")).content.decode()
+    assert "Approve selected" in page and page.count('type="checkbox"') == 1
+    assert f'value="{wish.public_id}"' in page
+
+
+def test_the_submissions_that_can_be_selected_are_those_that_the_policy_lets_a_user_decide(
+    world: World,
+) -> None:
+    quota_request(world)
+    submissions.request_membership(actor=world.stranger, team=world.vision.team, now=world.now)
+    budget_requests.request_budget(
+        actor=world.vision.lead, team=world.vision.team, month=date(2026, 3, 1), amount="10", now=world.now
+    )
+    own = quota_request_of_operator(world)
+    rows = list(Submission.objects.select_related("author"))
+    for separate in (True, False):
+        Organisation.objects.update(separate_approver=separate)
+        for role, user in world.people.items():
+            found = policy.decidable_submissions(user, rows)
+            assert found == {row.pk for row in rows if policy.may(user, "submission.decide", row)}, role
+        assert (own.pk in policy.decidable_submissions(world.operator, rows)) is not separate
+
+
+def quota_request_of_operator(world: World) -> Submission:
+    return submissions.request_quota_change(
+        actor=world.operator,
+        team=world.language.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=5,
+        now=world.now,
+    )
 
 
 def test_several_submissions_are_decided_only_by_a_known_action(world: World) -> None:

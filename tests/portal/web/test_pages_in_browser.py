@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from pytest_django.plugin import DjangoDbBlocker
 
 from portal.models import User
+from portal.services.approvals import submissions
 from scheduler.models import Allocation, Workload
 from scheduler.runs import logs
 from telemetry.models import Charge
@@ -26,7 +27,7 @@ from tests.portal.charged_january import MONTH, charged
 from tests.portal.web.work_samples import make_waiting, run_job, start
 from tests.telemetry.test_rollups import write_samples
 from tests.waiting import PAGE_MILLISECONDS, wait_until
-from tests.world import PASSWORD, SHARED_WORLD, World
+from tests.world import H100, PASSWORD, SHARED_WORLD, World
 
 __all__ = ["charged"]
 pytestmark = [
@@ -86,6 +87,33 @@ def test_the_first_page_after_signing_in_uses_the_time_zone_of_the_browser(
     page.context.clear_cookies(name="tz")
     page.goto(f"{live_server.url}/tokens/")
     expect(page.locator("html")).to_have_attribute("data-zone", LIMA)
+
+
+def test_no_single_key_decides_a_request(world: World, live_server: Any, browser: Browser) -> None:
+    row = submissions.request_quota_change(
+        actor=world.vision.lead,
+        team=world.vision.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=9,
+        now=world.now,
+    )
+
+    def state() -> str:
+        row.refresh_from_db()
+        return row.state
+
+    page = sign_in(browser, live_server, world.operator.username)
+    page.goto(f"{live_server.url}/approvals/")
+    approve = page.get_by_role("button", name="Approve", exact=True)
+    page.keyboard.press("a")
+    page.get_by_label("Reason, sent to the author").press("Enter")
+    page.keyboard.press("Alt+Shift+A")
+    expect(approve).to_be_focused()
+    assert state() == "waiting" and page.url.endswith("/approvals/")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Nothing waits", exact=True)).to_be_visible()
+    assert state() == "approved"
 
 
 def test_no_field_of_the_request_form_is_covered(world: World, live_server: Any, browser: Browser) -> None:
