@@ -20,7 +20,7 @@ HARDWARE_ACTIONS = {
     "warn": "No action was taken: check the host.",
     "cordon": "The host was cordoned, and work that can move leaves it.",
     "drain": "The host is being drained.",
-    "quarantine_gpu": "The GPU was taken out of service; its work starts elsewhere.",
+    "quarantine_gpu": "The GPU is quarantined; its work starts elsewhere.",
     "held_back": (
         "No action was taken, because much of the pool was taken out of service recently: "
         "decide on the host's page."
