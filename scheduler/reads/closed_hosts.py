@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from django.db.models import Q
+
 from scheduler.models import Gpu
 from scheduler.state.isolation import is_weaker_isolation
 from scheduler.state.states import AdminState, LeaseState, RepairState
@@ -18,10 +20,12 @@ def closed_hosts(
     """Return the hosts of a pool that have a requested model and take no new work, sorted by name.
 
     Each has ``host``, its name, and ``state``: the state of its lease, its repair or its administration, or
-    one of WEAK_ISOLATION, DISK_FULL and GPUS_OUT. GPUS_OUT means that the host takes work but some of its GPUs
-    do not; ``gpus`` is their number. No models means any model. Takes one query.
+    one of WEAK_ISOLATION, DISK_FULL and GPUS_OUT. GPUS_OUT means that the host takes work but some of its
+    GPUs do not; ``gpus`` is their number. No models means any model. Takes one query.
     """
-    rows = Gpu.objects.filter(host__pool=pool, retired_at=None).select_related("host__pool")
+    # The GPUs of a host that counts as powered off are retired until it reports again.
+    there = Q(retired_at=None) | Q(host__lease_state=LeaseState.SILENT)
+    rows = Gpu.objects.filter(there, host__pool=pool).select_related("host__pool")
     if models:
         rows = rows.filter(model__in=models)
     if labels:

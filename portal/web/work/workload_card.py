@@ -184,15 +184,12 @@ def _stop_button(workload: Workload, small: bool) -> dict[str, Any]:
 
 def _waiting_fields(details: WorkloadDetails, user: User, now: datetime) -> dict[str, Any]:
     workload = details.workload
+    reasons = (_waiting_reason(workload, user), lateness_warning(workload))
     return {
         "position": workload.position,
         "of": details.waiting if workload.position else None,
         "expected": expected_start_texts.expected_start_text(workload.expected_start, details.likely, now),
-        "why": format_html_join(
-            " ",
-            "{}",
-            ((part,) for part in (_waiting_reason(workload, user), lateness_warning(workload)) if part),
-        ),
+        "why": format_html_join(" ", "{}", ((part,) for part in reasons if part)),
         "why_url": reverse("why", args=[workload.public_id]),
         # A workload without a queue position is not behind other workloads.
         "why_label": workload_pages.WHY_THEM_LABEL if workload.position else workload_pages.WHY_LABEL,
@@ -280,7 +277,7 @@ def _notice_line(details: WorkloadDetails, user: User, now: datetime) -> dict[st
         if details.stop is not None:
             by = "you" if details.stop.user_id == user.pk else details.stop.name
             return {
-                "text": workload_pages.STOPPED_BY.format(
+                "text": workload_pages.CANCELLED_BY.format(
                     person=by, colon=": " if details.stop.why else "", why=details.stop.why.rstrip(".")
                 )
             }

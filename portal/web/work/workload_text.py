@@ -72,10 +72,12 @@ def final_cost_text(details: WorkloadDetails, currency: str) -> str:
 def ended_state(outcome: str, *, ran: bool) -> str:
     """Return the state that pages show for an ended workload: "ended", "failed", "cancelled" or "stopped".
 
-    A cancelled workload that had run is "stopped".
+    A person has cancelled a "cancelled" workload. The program has ended a "stopped" one.
     """
-    if outcome in ("cancelled", "drained", "dependency_never_met"):
-        return "stopped" if ran else "cancelled"
+    if outcome == "cancelled":
+        return "cancelled"
+    if outcome in ("drained", "dependency_never_met"):
+        return "stopped" if ran else "ended"
     if outcome in ("finished", "time_limit", "idle", "checkpointed", ""):
         return "ended"
     return "failed"

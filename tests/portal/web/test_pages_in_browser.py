@@ -173,10 +173,10 @@ def test_confirming_a_stop_works_after_the_page_refreshed_itself(
     page.evaluate("const part = document.getElementById('live-part'); part.outerHTML = part.outerHTML;")
     with page.expect_navigation():
         page.locator("#confirm").get_by_role("button", name="Stop desk").click()
-    expect(page.get_by_text("desk is being stopped.")).to_be_visible()
+    expect(page.get_by_text("desk is being cancelled: it is asked to save and to end.")).to_be_visible()
     desk.refresh_from_db()
     assert (desk.state, desk.stop_requested) == ("stopping", "cancelled")
-    expect(page.locator("#live-part")).to_contain_text("It is being stopped by you.")
+    expect(page.locator("#live-part")).to_contain_text("It is being cancelled by you.")
 
 
 @pytest.mark.long

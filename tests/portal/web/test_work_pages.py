@@ -719,17 +719,17 @@ def test_everybody_who_sees_a_notebook_sees_who_stopped_it(world: World) -> None
     owner.post(reverse("workload-cancel", args=[waiting.public_id]), {"confirmed": "1"})
     name = world.vision.lead.username
     page = owner.get(reverse("notebook", args=[desk.public_id])).content.decode()
-    assert f"It is being stopped by {name}: the GPU is needed." in page
+    assert f"It is being cancelled by {name}: the GPU is needed." in page
     Workload.objects.filter(pk=desk.pk).update(state="ended", outcome="cancelled", ended_at=timezone.now())
     page = owner.get(reverse("notebook", args=[desk.public_id])).content.decode()
-    assert f"{name} stopped it: the GPU is needed." in page
-    assert f"Stopped by {name}" in page
+    assert f"{name} cancelled it: the GPU is needed." in page
+    assert f"Cancelled by {name}" in page
     assert "Cancelled" not in page
     for listed in ("home", "notebooks"):
-        assert f"Stopped by {name}" in owner.get(reverse(listed)).content.decode()
-    assert "Stopped by you" in lead.get(reverse("notebooks")).content.decode()
+        assert f"Cancelled by {name}" in owner.get(reverse(listed)).content.decode()
+    assert "Cancelled by you" in lead.get(reverse("notebooks")).content.decode()
     job = owner.get(reverse("job", args=[waiting.public_id])).content.decode()
-    assert "You took it out of the queue." in job
+    assert "You cancelled it." in job
     assert "Cancelled by you" in job
 
 
