@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from cli import VERSION
 from cli.credentials import Credentials
 from cli.errors import EXIT_NOT_FOUND, EXIT_NOT_SIGNED_IN, EXIT_REFUSED, EXIT_UNREACHABLE, CliError
-from cli.formatting import local_zone_name
+from cli.local_zone import local_zone_name
 
 TIMEOUT_SECONDS = 30.0
 DOWNLOAD_TIMEOUT_SECONDS = 600.0  # a workbook is complete before its first byte is sent

@@ -14,7 +14,6 @@ from typing import Any
 
 from portal.errors import Invalid
 from portal.time_zones import time_zone_names
-from portal.wording.formatting import with_count
 from portal.wording.problems import input_problems
 
 MAX_NAME_LENGTH = 80
@@ -217,7 +216,7 @@ class InputChecks:
         elif amount > high:
             allowed = f"at most {high:,}"
         elif -exponent > decimals:
-            allowed = f"at most {with_count(decimals, 'decimal')}"
+            allowed = f"at most {decimals} decimal{'' if decimals == 1 else 's'}"
         if amount is None or allowed:
             self.note(
                 field,
