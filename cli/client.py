@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from cli import VERSION
 from cli.credentials import Credentials
 from cli.errors import EXIT_NOT_FOUND, EXIT_NOT_SIGNED_IN, EXIT_REFUSED, EXIT_UNREACHABLE, CliError
+from cli.local_zone import local_zone_name
 
 TIMEOUT_SECONDS = 30.0
 DOWNLOAD_TIMEOUT_SECONDS = 600.0  # a workbook is complete before its first byte is sent
@@ -177,6 +178,7 @@ class ApiClient:
                 "Accept": "application/json",
                 "Content-Type": "application/json",
                 "User-Agent": f"gpupool-cli/{VERSION}",
+                "Time-Zone": local_zone_name(),  # the sentences of the answer have local times
                 **({} if key is None else {"Idempotency-Key": key}),
             },
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -75,13 +74,3 @@ def format_gibibytes(mib: int) -> str:
 def format_local_time(text: str | None) -> str:
     """Return e.g. ``2026-03-02 09:00`` in the local time zone; ``-`` for None."""
     return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M}" if text else "-"
-
-
-def local_zone_name() -> str:
-    """Return the name of this machine's time zone in the time zone database; UTC if it is unknown."""
-    configured = os.environ.get("TZ", "").lstrip(":")
-    if configured:
-        return configured
-    path = os.path.realpath("/etc/localtime")
-    _, found, name = path.partition("/zoneinfo/")
-    return name if found else "UTC"

@@ -17,6 +17,8 @@ from portal.time_zones import time_zone_names
 from portal.wording.problems import input_problems
 
 MAX_NAME_LENGTH = 80
+MAX_LABELS = 20
+MAX_VARIABLES = 100
 FIRST_YEAR, MAX_YEAR = 2000, 2200
 HOST_NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
 USER_NAME_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9@.+_-]{0,149}$")
@@ -68,16 +70,12 @@ class InputChecks:
         Control characters and characters that change the text direction are not allowed. ``lines`` also
         allows line breaks and tabs.
         """
-        allowed = f"{least} to {most} characters without control or direction-changing characters"
         if not isinstance(value, str):
-            self.note(
-                field,
-                value,
-                input_problems.NOT_TEXT.format(field=field, given=display_value(value), allowed=allowed),
-            )
+            self.note(field, value, input_problems.NOT_TEXT.format(field=field, given=display_value(value)))
             return ""
         clean = unicodedata.normalize("NFC", value).strip()
         if not least <= len(clean) <= most:
+            allowed = f"at least {least:,}" if len(clean) < least else f"at most {most:,}"
             self.note(
                 field,
                 value[:100],
@@ -89,7 +87,7 @@ class InputChecks:
             self.note(
                 field,
                 value,
-                input_problems.FORBIDDEN_CHARACTER.format(field=field, code_point=ord(bad), allowed=allowed),
+                input_problems.FORBIDDEN_CHARACTER.format(field=field, code_point=ord(bad)),
             )
             return ""
         return clean
@@ -210,7 +208,6 @@ class InputChecks:
 
         A float is not allowed, because it is not exact.
         """
-        allowed = f"an amount from 0 to {high:,} with at most {decimals} decimals"
         try:
             amount = (
                 Decimal(value)
@@ -220,7 +217,16 @@ class InputChecks:
         except InvalidOperation:
             amount = None
         exponent = amount.as_tuple().exponent if amount is not None else None
-        if amount is None or not isinstance(exponent, int) or not 0 <= amount <= high or -exponent > decimals:
+        allowed = ""
+        if amount is None or not isinstance(exponent, int):
+            allowed = "an amount, such as 12.50" if decimals else "an amount, such as 12"
+        elif amount < 0:
+            allowed = "0 or more"
+        elif amount > high:
+            allowed = f"at most {high:,}"
+        elif -exponent > decimals:
+            allowed = f"at most {decimals} decimal{'' if decimals == 1 else 's'}"
+        if amount is None or allowed:
             self.note(
                 field,
                 value,
@@ -231,18 +237,18 @@ class InputChecks:
 
     def labels(self, field: str, value: Any) -> dict[str, str]:
         """Return the labels if they are at most 20 pairs of a name and a value."""
-        allowed = "up to 20 pairs of words of 1 to 63 letters, digits, dots, dashes, underscores and slashes"
-        fine = isinstance(value, dict) and len(value) <= 20
-        if not fine or any(
-            not isinstance(part, str) or not LABEL_PATTERN.fullmatch(part)
-            for pair in value.items()
-            for part in pair
-        ):
-            self.note(
-                field,
-                display_value(value),
-                input_problems.NOT_ALLOWED.format(field=field, given=display_value(value), allowed=allowed),
-            )
+        message = ""
+        if not isinstance(value, dict):
+            message = input_problems.NO_LABELS.format(field=field, given=display_value(value))
+        elif len(value) > MAX_LABELS:
+            message = input_problems.TOO_MANY_LABELS.format(field=field, count=len(value), most=MAX_LABELS)
+        else:
+            words = (part for pair in value.items() for part in pair)
+            bad = [part for part in words if not isinstance(part, str) or not LABEL_PATTERN.fullmatch(part)]
+            if bad:
+                message = input_problems.LABEL_INVALID.format(field=field, given=display_value(bad[0]))
+        if message:
+            self.note(field, display_value(value), message)
             return {}
         return dict(value)
 
@@ -251,12 +257,15 @@ class InputChecks:
 
         Variables that gpupool itself sets, such as GPUPOOL_…, are not allowed.
         """
-        if not isinstance(value, dict) or len(value) > 100:
-            self.note(
-                field,
-                display_value(value),
-                input_problems.NOT_AN_ENVIRONMENT.format(field=field, given=display_value(value)),
+        if not isinstance(value, dict):
+            problem = input_problems.NOT_AN_ENVIRONMENT.format(field=field, given=display_value(value))
+            self.note(field, display_value(value), problem)
+            return {}
+        if len(value) > MAX_VARIABLES:
+            problem = input_problems.TOO_MANY_VARIABLES.format(
+                field=field, count=len(value), most=MAX_VARIABLES
             )
+            self.note(field, display_value(value), problem)
             return {}
         for name, text in value.items():
             if not isinstance(name, str) or not VARIABLE_NAME_PATTERN.fullmatch(name):

@@ -9,7 +9,7 @@ object that the user may not see is not found.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import rules
@@ -599,6 +599,26 @@ def visible_submissions(user: Viewer) -> QuerySet[Submission]:
     if _finance(user):
         visible |= Q(kind=Submission.Kind.BUDGET)
     return Submission.objects.filter(visible)
+
+
+def decidable_submissions(user: Viewer, submissions: Iterable[Submission]) -> set[int]:
+    """Return the ids of the submissions that the user may decide (``submission.decide``).
+
+    The number of queries does not depend on the number of submissions. Select ``author`` with them.
+    """
+    if not _changes_things(user):
+        return set()
+    led = set(my_team_ids(user, Membership.Role.LEAD).values_list("team_id", flat=True))
+    separate = {role: _separate_approver(role) for role in ("operator", "finance")}
+    decidable = set()
+    for row in submissions:
+        is_budget = row.kind == Submission.Kind.BUDGET
+        may_decide = _finance(user) if is_budget else _operator(user)
+        may_decide = may_decide or (row.kind == Submission.Kind.MEMBERSHIP and row.team_id in led)
+        is_own = user.pk in (row.author_id, row.author.service_owner_id)
+        if may_decide and not (is_own and separate["finance" if is_budget else "operator"]):
+            decidable.add(row.pk)
+    return decidable
 
 
 def visible_users(user: Viewer) -> QuerySet[User]:

@@ -27,31 +27,15 @@
     }
   };
 
-  /* Times: the server renders them in the zone it knows; if the browser's zone differs, this code rewrites them.
-     The cookie gives the server the zone for the next page. */
+  /* Times: the server renders them in one zone for the whole page. If the server did not know the browser's zone,
+     the cookie names it, and the page is loaded again once. */
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
-  const rewrite = !root.hasAttribute("data-zone-fixed") && root.dataset.zone !== undefined && root.dataset.zone !== zone;
-  const part = (date, options) => new Intl.DateTimeFormat("en-GB", { timeZone: zone, ...options }).format(date);
-  const clock = (date) => part(date, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-  const dayNumber = (date) => {
-    const [day, month, year] = part(date, { day: "2-digit", month: "2-digit", year: "numeric" }).split("/");
-    return Date.UTC(year, month - 1, day) / 86400000;
-  };
-  const dayName = (date) => {
-    const near = { 0: "today", 1: "tomorrow", "-1": "yesterday" }[dayNumber(date) - dayNumber(new Date())];
-    return near || `${part(date, { weekday: "short" })} ${part(date, { day: "numeric", month: "short" })}`;
-  };
-  const dateText = (date) => part(date, { day: "numeric", month: "short", year: "numeric" });
-  const WRITERS = {
-    clock,
-    seconds: (date) => part(date, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" }),
-    day: (date) => `${dayName(date)} ${clock(date)}`,
-    date: dateText,
-    full: (date) => `${dateText(date)} ${clock(date)}`,
-    auto: (date) => {
-      if (part(date, { year: "numeric" }) !== part(new Date(), { year: "numeric" })) return WRITERS.full(date);
-      return dayNumber(date) === dayNumber(new Date()) ? clock(date) : WRITERS.day(date);
-    },
+  const nameZone = () => {
+    const known = `tz=${encodeURIComponent(zone)}`;
+    const had = document.cookie.includes(known);
+    remember("tz", zone);
+    const guessed = root.hasAttribute("data-zone-guessed") && root.dataset.zone !== zone;
+    if (guessed && !had && document.cookie.includes(known)) location.reload();
   };
   const duration = (seconds) => {
     if (seconds < 60) return `${seconds} s`;
@@ -63,13 +47,6 @@
   const relative = (seconds) => {
     if (Math.abs(seconds) <= 1) return "now";
     return seconds > 0 ? `${duration(seconds)} ago` : `in ${duration(-seconds)}`;
-  };
-  const localTimes = (within) => {
-    if (!rewrite) return;
-    for (const time of within.querySelectorAll("time[data-style]")) {
-      const writer = WRITERS[time.dataset.style];
-      if (writer) time.textContent = writer(new Date(time.dateTime));
-    }
   };
   const tick = () => {
     for (const time of document.querySelectorAll("time[data-relative]")) {
@@ -185,21 +162,22 @@
     });
   }
 
-  /* Keys: Ctrl/Cmd K opens the search; a letter clicks the visible control with that data-key, except while typing. */
-  const typing = (element) => element?.closest("input, textarea, select, [contenteditable]") !== null;
+  /* Keys: Ctrl/Cmd K opens the search. Alt Shift with a letter opens the visible link with that data-key, or moves the
+     focus to the button: no single key has an effect, and a button needs a second key. */
   document.addEventListener("keydown", (event) => {
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
       event.preventDefault();
       openPalette();
       return;
     }
-    if (event.ctrlKey || event.metaKey || event.altKey || event.key.length !== 1) return;
-    if (typing(event.target) || document.querySelector("dialog[open]")) return;
-    const control = [...document.querySelectorAll(`[data-key="${CSS.escape(event.key.toLowerCase())}"]`)]
+    if (!event.altKey || !event.shiftKey || event.ctrlKey || event.metaKey || !event.code.startsWith("Key")) return;
+    if (document.querySelector("dialog[open]")) return;
+    const control = [...document.querySelectorAll(`[data-key="${event.code.slice(3).toLowerCase()}"]`)]
       .find((element) => element.checkVisibility());
     if (control) {
       event.preventDefault();
-      control.click();
+      if (control.matches("a")) control.click();
+      else control.focus();
     }
   });
 
@@ -232,7 +210,6 @@
   }, true);
 
   const settle = (within) => {
-    localTimes(within);
     for (const button of within.querySelectorAll("[data-autosend-button]")) button.hidden = true;
     for (const log of within.querySelectorAll("[data-follow]")) follow(log);
   };
@@ -276,8 +253,7 @@
   addEventListener("resize", letReach);
   document.addEventListener("htmx:load", letReach);
 
-  remember("tz", zone);
-  if (rewrite) for (const text of document.querySelectorAll("[data-zone-text]")) text.textContent = `Times in ${zone}`;
+  nameZone();
   showTheme();
   settle(document);
   letReach();

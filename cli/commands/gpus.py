@@ -77,7 +77,7 @@ def _format_numbers(numbers: dict[str, Any]) -> str:
 def diagnose(session: CliSession, name: str, gpu: int | None, why: str) -> None:
     """Test memory, bandwidth and arithmetic of a GPU.
 
-    A GPU that passes returns to service; a GPU that fails is taken out.
+    A GPU that passes returns to service; a GPU that fails goes out of service.
     """
     body: dict[str, Any] = {"why": why} | ({} if gpu is None else {"gpu": gpu})
     rows = session.client.post(host_path(name, "diagnose"), body)

@@ -51,11 +51,11 @@ def list_quotas(session: CliSession) -> None:
 @click.option("--team", required=True)
 @click.option("--pool", help="May be omitted if there is only one.")
 @click.option("--model", required=True)
-@click.option("--guaranteed-gpus", type=int, required=True)
-@click.option("--borrow-limit-gpus", type=int, help="Default: any number.")
-@click.option(
-    "--gpu-hours", type=int, help="GPU-hours that the guarantee covers per period; default: no limit."
-)
+@click.option("--guaranteed-gpus", type=int)
+@click.option("--borrow-limit-gpus", type=int)
+@click.option("--no-borrow-limit", is_flag=True, help="The team may borrow any number.")
+@click.option("--gpu-hours", type=int, help="GPU-hours that the guarantee covers per period.")
+@click.option("--no-gpu-hours", is_flag=True, help="The guarantee holds without a limit of GPU-hours.")
 @click.option("--period", type=click.Choice(["day", "week", "month"]))
 @click.option(
     "--when-used-up",
@@ -63,9 +63,24 @@ def list_quotas(session: CliSession) -> None:
     help="When the GPU-hours are used up: only borrow, or start nothing new.",
 )
 @click.option("--why", "reason", default="", help="For the approver.")
-def request_quota(session: CliSession, reason: str, pool: str | None, **given: Any) -> None:
-    """Request a different guarantee."""
+def request_quota(
+    session: CliSession,
+    reason: str,
+    pool: str | None,
+    no_borrow_limit: bool,
+    no_gpu_hours: bool,
+    **given: Any,
+) -> None:
+    """Request other values of a quota. Values without an option stay as they are."""
     wanted = {name: value for name, value in given.items() if value is not None}
+    for name, flag, lifted in (
+        ("borrow_limit_gpus", "--no-borrow-limit", no_borrow_limit),
+        ("gpu_hours", "--no-gpu-hours", no_gpu_hours),
+    ):
+        if lifted and name in wanted:
+            raise click.UsageError(f"{flag} and --{name.replace('_', '-')} are given; allowed: one of them.")
+        if lifted:
+            wanted[name] = None
     answer = session.client.post(
         "quotas/requests/", {**wanted, "pool": pool or only_pool(session.client), "why": reason}
     )

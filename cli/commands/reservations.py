@@ -9,7 +9,8 @@ import click
 
 from cli import output
 from cli.errors import CliError
-from cli.formatting import format_local_time, local_zone_name
+from cli.formatting import format_local_time
+from cli.local_zone import local_zone_name
 from cli.lookup import find_by_id_or_name
 from cli.request_options import DURATION_TYPE, TIMESTAMP_TYPE, request_body, request_options
 from cli.session import CliSession, cli, command

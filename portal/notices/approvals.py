@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 
 from portal.models import Approval, AuditEvent, Submission, SubmissionState
 from portal.notices.pending import PendingNotice
 from portal.notices.recipients import finance_ids, lead_ids, operator_ids
-from portal.wording import request_texts
 
 
 def submissions_to_approve(since: datetime, now: datetime) -> Iterator[PendingNotice]:
@@ -68,12 +68,17 @@ def expired_submissions(since: datetime, now: datetime) -> Iterator[PendingNotic
         )
 
 
-def _request_numbers(submission: Submission) -> dict[str, str]:
+def _request_numbers(submission: Submission) -> dict[str, Any]:
     return {
         "author": submission.author.get_username(),
-        "what": request_texts.submission_summary(submission.kind, submission.payload),
+        "request": _request_of(submission, submission.payload),
         "team": submission.team.name,
     }
+
+
+def _request_of(submission: Submission, payload: dict[str, Any]) -> dict[str, Any]:
+    """Return the kind and the values of a request. Its text is built for each reader, in their zone."""
+    return {"kind": submission.kind, "payload": payload}
 
 
 def decided_submissions(since: datetime, now: datetime) -> Iterator[PendingNotice]:
@@ -84,7 +89,7 @@ def decided_submissions(since: datetime, now: datetime) -> Iterator[PendingNotic
         changed = approval.changed_payload
         numbers = {
             "by": approval.decided_by.get_username(),
-            "what": request_texts.submission_summary(submission.kind, changed or submission.payload),
+            "request": _request_of(submission, changed or submission.payload),
             "comment": approval.comment,
         }
         kind = "declined" if not approval.approved else "approved_changed" if changed else "approved"

@@ -11,6 +11,7 @@ from portal.wording.formatting import Numbers, date_and_time, joined_with_and, w
 from portal.wording.money_texts import refund_sentence
 from portal.wording.reason_numbers import ReasonNumbers
 from portal.wording.reason_texts import reason_sentence
+from portal.wording.request_texts import submission_summary
 from portal.wording.run_report_texts import ADVICE_HEADLINES, advice_evidence, advice_headline
 from telemetry.core.request_advice import Advice
 
@@ -19,7 +20,7 @@ HARDWARE_ACTIONS = {
     "warn": "No action was taken: check the host.",
     "cordon": "The host was cordoned, and work that can move leaves it.",
     "drain": "The host is being drained.",
-    "quarantine_gpu": "The GPU was taken out of service; its work starts elsewhere.",
+    "quarantine_gpu": "The GPU is quarantined; its work starts elsewhere.",
     "held_back": (
         "No action was taken, because much of the pool was taken out of service recently: "
         "decide on the host's page."
@@ -77,15 +78,15 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         "unless you use it or keep it."
     ),
     "approval_wanted": lambda f: (
-        f"{f.plain('', 'author')} asks for {f.plain('', 'what')} for {f.plain('', 'team')}."
+        f"{f.plain('', 'author')} asks for {_request_summary(f)} for {f.plain('', 'team')}."
     ),
-    "approved": lambda f: f"Approved{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
+    "approved": lambda f: f"Approved{f.plain(' by ', 'by')}: {_request_summary(f)}.{f.plain(' ', 'comment')}",
     "approved_changed": lambda f: (
-        f"Approved with changes{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}"
+        f"Approved with changes{f.plain(' by ', 'by')}: {_request_summary(f)}.{f.plain(' ', 'comment')}"
     ),
-    "declined": lambda f: f"Declined{f.plain(' by ', 'by')}: {f.plain('', 'what')}.{f.plain(' ', 'comment')}",
+    "declined": lambda f: f"Declined{f.plain(' by ', 'by')}: {_request_summary(f)}.{f.plain(' ', 'comment')}",
     "submission_expired": lambda f: (
-        f"Expired: {f.plain('', 'author')} asked for {f.plain('', 'what')} for {f.plain('', 'team')}, "
+        f"Expired: {f.plain('', 'author')} asked for {_request_summary(f)} for {f.plain('', 'team')}, "
         "and nobody decided it before its start. It can be requested for another window."
     ),
     "host_trouble": lambda f: (
@@ -262,6 +263,14 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
         )
     ),
 }
+
+
+def _request_summary(f: ReasonNumbers) -> str:
+    """Return the text of a request in the reader's zone. Notices of older versions contain the text."""
+    request = f.get("request")
+    if not isinstance(request, dict):
+        return f.plain("", "what")
+    return submission_summary(request["kind"], request["payload"])
 
 
 def _how_to_postpone(f: ReasonNumbers) -> str:

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
-from portal.wording.formatting import cores, gibibytes, model_name, with_count
+from typing import Any
+
+from portal.wording.formatting import cores, gibibytes, joined_with_and, model_name, with_count
 from portal.wording.reason_numbers import ReasonNumbers
+from scheduler.reads.closed_hosts import DISK_FULL, GPUS_OUT, WEAK_ISOLATION
+
+MAX_HOSTS_NAMED = 5
+# Why a host takes no new work (see scheduler.reads.closed_hosts).
+HOST_STATES = {
+    "joining": "has not joined yet",
+    "suspect": "is one renewal late",
+    "silent": "is silent",
+    "revoked": "has a revoked credential",
+    "quarantined": "is quarantined",
+    "diagnosing": "is being diagnosed",
+    "out": "is out of service",
+    "cordoned": "is cordoned",
+    "draining": "is draining",
+    "maintenance": "is in maintenance",
+    WEAK_ISOLATION: "isolates workloads less than the pool requires",
+    DISK_FULL: "has a full disk",
+}
 
 # Verb for the condition of a dependency: how the other workload must end.
 DEPENDENCY_CONDITIONS = {"ok": "finish", "any": "end", "not_ok": "end without finishing"}
@@ -148,12 +168,24 @@ def full_disks(hosts: list[str], full: int) -> str:
     return f"{named}: {'its disk is' if full == 1 else 'their disks are'} full"
 
 
-def of_hosts(hosts: object) -> str:
-    """Return the words that follow a number of hosts: `` of them is`` or `` of them are``.
+def closed_hosts(f: ReasonNumbers) -> str:
+    """Return a text such as ``: h3 is cordoned, h7 is silent and 2 other hosts``.
 
-    Without a number, return `` are``.
+    Decisions of the past have only the number of hosts: ``: 3 hosts``.
     """
-    return " are" if not hosts else " of them is" if hosts == 1 else " of them are"
+    hosts = f.get("closed")
+    if not isinstance(hosts, list) or not hosts:
+        number = f.get("hosts")
+        return f": {with_count(number, 'host')}" if isinstance(number, int) and number else ""
+    others = len(hosts) - MAX_HOSTS_NAMED
+    words = [_closed_host(row) for row in hosts[:MAX_HOSTS_NAMED]]
+    return ": " + joined_with_and(words + ([with_count(others, "other host")] if others > 0 else []))
+
+
+def _closed_host(row: dict[str, Any]) -> str:
+    if row.get("state") == GPUS_OUT:
+        return f"{row.get('host')} has {with_count(int(row.get('gpus') or 0), 'GPU')} out of service"
+    return f"{row.get('host')} {HOST_STATES.get(str(row.get('state')), 'takes no new work')}"
 
 
 def closed_gpus(f: ReasonNumbers, state: str) -> str:

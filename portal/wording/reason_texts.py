@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from portal import policy
@@ -10,6 +10,7 @@ from portal.wording import reason_parts
 from portal.wording.formatting import Numbers, duration, gpus, with_count
 from portal.wording.reason_numbers import ReasonNumbers, SentenceBuilder
 from scheduler.models import Reservation, Workload
+from scheduler.reads.closed_hosts import closed_hosts
 from scheduler.state.states import WorkloadState
 
 CONDITIONS = {"ok": "finished", "any": "ended", "not_ok": "ended without finishing"}
@@ -115,11 +116,7 @@ REASONS: dict[str, SentenceBuilder] = {
     "reservation_not_yours": lambda f: (
         "Its reservation belongs to another project. Launch it again in its own project, or without one."
     ),
-    "host_closed": lambda f: (
-        f"The hosts that could run it take no new work{f.plain(': ', 'hosts')}"
-        f"{reason_parts.of_hosts(f.get('hosts'))} cordoned, draining, in maintenance, silent or "
-        f"unwell{f.plain(', ', 'too_weak', after=' isolate workloads less than the pool requires')}."
-    ),
+    "host_closed": lambda f: f"The hosts that could run it take no new work{reason_parts.closed_hosts(f)}.",
     "isolation_too_weak": lambda f: (
         "The host isolates workloads less than its pool requires, so nothing new starts on it."
     ),
@@ -230,13 +227,11 @@ REASONS: dict[str, SentenceBuilder] = {
     "host_lost": lambda f: "Its host fell silent.",
     "lease_lost": lambda f: "Its host lost the connection to the portal and stopped it.",
     "cancelled": lambda f: (
-        f"{f.plain('', 'by')} {'stopped it' if f.get('ran') else 'took it out of the queue'}"
+        f"{f.plain('', 'by')} cancelled it"
         f"{f.plain(': ', 'why') if f.get('why') else ''}"
         f"{'' if str(f.get('why') or '').endswith(('.', '!', '?')) else '.'}"
         if f.get("by")
-        else "It was taken out of the queue."
-        if f.get("ran") is False
-        else "It was stopped."
+        else "It was cancelled."
     ),
     "time_limit": lambda f: "It reached its longest runtime.",
     "idle": lambda f: "It was idle too long: nothing used its GPUs.",
@@ -310,17 +305,35 @@ def waiting_sentence(workload: Workload, viewer: policy.Viewer | None = None) ->
     return reason_sentence(workload.reason_code, waiting_numbers(workload), viewer)
 
 
-def waiting_numbers(workload: Workload) -> dict[str, Any]:
+def waiting_numbers(
+    workload: Workload, known_hosts: dict[tuple[Any, ...], list[dict[str, Any]]] | None = None
+) -> dict[str, Any]:
     """Return the values in the sentence that says why a workload waits.
 
     They come from the engine's reason and from the request. If the workload waits for a dependency, the
-    dependency's condition is added, which takes one query.
+    dependency's condition is added, which takes one query. If no suitable host takes new work, the hosts and
+    their states are added, which takes one query; ``known_hosts`` keeps them for other rows of a list.
     """
     numbers = {**workload.reason_numbers, **requested_hardware(workload.reason_code, workload)}
+    if workload.reason_code == "host_closed":
+        numbers["closed"] = closed_hosts_for(workload, workload.pool_id, known_hosts)
     if workload.reason_code == "dependency":
         on = {"on_array" if "array" in numbers else "on": numbers.get("array", numbers.get("workload"))}
         numbers["condition"] = workload.dependencies.filter(**on).values_list("condition", flat=True).first()
     return numbers
+
+
+def closed_hosts_for(
+    ask: RequestedHardware,
+    pool: int,
+    known_hosts: dict[tuple[Any, ...], list[dict[str, Any]]] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the hosts of the pool that could run a request and take no new work, with their states."""
+    known = {} if known_hosts is None else known_hosts
+    key = (pool, tuple(ask.models_wanted), tuple(sorted(ask.labels_required.items())))
+    if key not in known:
+        known[key] = closed_hosts(pool, ask.models_wanted, ask.labels_required)
+    return known[key]
 
 
 class RequestedHardware(Protocol):
@@ -334,6 +347,8 @@ class RequestedHardware(Protocol):
     def cpu_milli(self) -> int: ...
     @property
     def memory_mib(self) -> int: ...
+    @property
+    def labels_required(self) -> Mapping[str, str]: ...
 
 
 def requested_hardware(code: str, ask: RequestedHardware) -> dict[str, Any]:

@@ -97,6 +97,9 @@ REFUSALS: dict[str, Sentence] = {
     ),
     "submission_has_expired": lambda n: expired_submission_sentence(datetime.fromisoformat(n["start"])),
     "window_change_waits": "A change of {name} already waits for approval; withdraw it first.",
+    "quota_is_unchanged": (
+        "{team} has this quota of {model} in {pool} already; allowed: at least one other value."
+    ),
     "quota_change_waits": (
         "A quota change for {team}, {model} in {pool} already waits for approval; withdraw it first."
     ),

@@ -22,6 +22,7 @@ from portal.wording.formatting import (
     weekdays,
     window,
 )
+from portal.wording.quota_texts import quota_change_summary
 from scheduler.core.model.slots import WHOLE_GPU_PROFILE
 from scheduler.models import Reservation, Workload
 from scheduler.requests import HardwareRequest, RequestField, request_fields
@@ -162,6 +163,10 @@ def _labels(labels: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
+# A record of the audit has no reader's zone; its values contain the start.
+EXPIRED_UNDECIDED = "It has expired: nobody decided it before its start."
+
+
 def expired_submission_sentence(expires_at: datetime) -> str:
     """Return why an expired request for a reservation can't be approved any more."""
     return (
@@ -178,12 +183,12 @@ def too_late_to_approve(start: datetime) -> str:
 
 
 def submission_summary(kind: str, payload: Numbers) -> str:
-    """Return a short text for a submission: ``a guarantee of 8 × H100 80GB, borrowing any number more``.
+    """Return a short text for a submission: ``a quota of H100 80GB: guaranteed 4 → 8``.
 
     Lists, notices and the approvals page use it inside their sentences.
     """
     if kind == "quota_change":
-        return _quota_change_summary(payload)
+        return quota_change_summary(payload)
     if kind == "budget":
         return budget_texts.request_summary(payload)
     if kind not in ("reservation", "series", "window_change"):
@@ -196,17 +201,6 @@ def submission_summary(kind: str, payload: Numbers) -> str:
         old = window(parsed_time(payload.get("start_now")), parsed_time(payload.get("end_now")))
         return f"another window for {payload.get('name')}: {what} instead of {old}"
     return what
-
-
-def _quota_change_summary(payload: Numbers) -> str:
-    limit = payload.get("borrow_limit_gpus")
-    lend = "any number" if limit is None else f"{limit}"
-    model = model_name(str(payload.get("model")))
-    worth = ""
-    if payload.get("gpu_hours") is not None:
-        then = "then only borrowing" if payload.get("when_used_up") != "refuse" else "then nothing new"
-        worth = f", worth {payload['gpu_hours']} GPU-hours a {payload.get('period')}, {then}"
-    return f"a guarantee of {payload.get('guaranteed_gpus')} × {model}, borrowing {lend} more{worth}"
 
 
 def _reservation_summary(payload: Numbers) -> str:

@@ -22,7 +22,7 @@ WORKLOAD_STATES: dict[str, tuple[str, str, str]] = {
 OUTCOMES: dict[str, tuple[str, str, str]] = {
     "finished": ("ended", "Finished", "ended"),
     "failed": ("failed", "Failed", "failed"),
-    "cancelled": ("cancelled", "Stopped", "ended"),
+    "cancelled": ("cancelled", "Cancelled", "ended"),
     "time_limit": ("ended", "Time limit", "ended"),
     "idle": ("idle", "Idle", "idle"),
     "checkpointed": ("ended", "Checkpointed", "ended"),
@@ -55,13 +55,12 @@ def is_waiting_to_resume(workload: Workload) -> bool:
 def workload_state_label(workload: Workload, by: str = "") -> tuple[str, str, str]:
     """Return (shape, label, tone) of a workload's state, or of its outcome if it has ended.
 
-    ``by`` is the name of the person who stopped it, or "".
+    ``by`` is the name of the person who cancelled it, or "".
     """
     if is_waiting_to_resume(workload):
         return ("preempted", "Waits to resume", "queued")
     if workload.state == "ended" and workload.outcome == "cancelled":
-        word = "Stopped" if workload.attempt else "Cancelled"
-        return ("cancelled", f"{word} by {by}" if by else word, "ended")
+        return ("cancelled", f"Cancelled by {by}" if by else "Cancelled", "ended")
     if workload.state == "ended":
         return OUTCOMES.get(workload.outcome, ("ended", "Ended", "ended"))
     return WORKLOAD_STATES[workload.state]

@@ -106,9 +106,8 @@ def test_work_waits_with_a_reason_and_numbers_if_no_host_has_the_demanded_isolat
     assert row.reason_code == "host_closed"
     assert row.reason_numbers["codes"] == ["isolation_too_weak"]
     assert row.reason_numbers["too_weak"] == 3 and row.expected_start is None
-    assert "3 isolate workloads less than the pool requires" in reason_texts.reason_sentence(
-        row.reason_code, row.reason_numbers
-    )
+    sentence = reason_texts.waiting_sentence(row)
+    assert "take no new work: alpha isolates workloads less than the pool requires" in sentence
 
 
 def test_a_new_demand_applies_from_the_next_cycle_and_not_to_placed_work(world: World) -> None:

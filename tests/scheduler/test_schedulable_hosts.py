@@ -23,6 +23,7 @@ from scheduler.cycle import core_values, engine, schedulable_hosts, snapshot
 from scheduler.cycle.apply import apply_plan
 from scheduler.models import Gpu, Host, Pool, Unit
 from scheduler.reads import capacity
+from scheduler.reads.closed_hosts import closed_hosts
 from scheduler.services.powered_off import attest_powered_off
 from scheduler.state.isolation import ISOLATION_LEVELS
 from scheduler.state.states import AdminState, LeaseState, RepairState
@@ -96,6 +97,7 @@ def answers(world: World, host: Host) -> dict[str, bool]:
         "snapshot": row.schedulable,
         "function": schedulable_hosts.is_schedulable(fresh),
         "condition": capacity.free_units(fresh.pool, world.now).filter(gpu__host=fresh).exists(),
+        "closed hosts": fresh.name not in {row["host"] for row in closed_hosts(fresh.pool_id)},
         "fleet": any(not cell.away for cell in host_cells),
         "page": any(unit["takes_work"] for unit in host_details.host_units(world.operator, fresh, world.now)),
     }
@@ -128,7 +130,7 @@ def test_all_parts_report_a_closed_host_as_closed_and_nothing_is_placed_on_it(
     close, code = CLOSED[state]
     host = world.hosts["beta"]
     assert not is_placed_on(world, host, close)
-    assert set(answers(world, host).values()) == {False}
+    assert answers(world, host) == dict.fromkeys(answers(world, host), False)
     assert (
         next(row for row in snapshot.take_snapshot(None, world.now).hosts if row.id == host.pk).closed_code
         == code

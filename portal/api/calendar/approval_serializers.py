@@ -19,6 +19,13 @@ class SubmissionQuery(PageQuery):
     kind = serializers.ChoiceField(choices=Submission.Kind.choices, required=False)
 
 
+class ChangedValueShape(ResponseSerializer):
+    name = serializers.CharField()
+    label = serializers.CharField()
+    before = serializers.CharField()
+    after = serializers.CharField()
+
+
 class EffectShape(ResponseSerializer):
     fits = serializers.BooleanField()
     code = serializers.CharField()
@@ -30,6 +37,7 @@ class EffectShape(ResponseSerializer):
     free_after_gpus = serializers.FloatField(required=False)
     team_before_gpus = serializers.FloatField(required=False)
     team_after_gpus = serializers.FloatField(required=False)
+    changes = ChangedValueShape(many=True, required=False, help_text="of a quota: what changes, as texts")
     gpus = serializers.FloatField(required=False)
     evicted = BlockerShape(many=True, required=False)
     overlapping = ReservationShape(many=True, required=False)
@@ -101,10 +109,13 @@ class QuotaWish(StrictSerializer):
     team = slug_field()
     pool = slug_field()
     model = serializers.CharField(max_length=60)
-    guaranteed_gpus = count_field(0)
-    borrow_limit_gpus = count_field(0, required=False, allow_null=True)
+    guaranteed_gpus = count_field(0, required=False, help_text="values that are not given stay as they are")
+    borrow_limit_gpus = count_field(0, required=False, allow_null=True, help_text="null: no limit")
     gpu_hours = count_field(
-        1, required=False, allow_null=True, help_text="GPU-hours for which the guarantee holds in a period"
+        1,
+        required=False,
+        allow_null=True,
+        help_text="GPU-hours for which the guarantee holds in a period; null: no limit",
     )
     period = serializers.ChoiceField(choices=Quota.Period.values, required=False)
     when_used_up = serializers.ChoiceField(choices=Quota.WhenUsedUp.choices, required=False)

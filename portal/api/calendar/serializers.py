@@ -18,9 +18,10 @@ from portal.api.base.fields import (
 from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.api.work.request_serializers import HardwareShape, RequestSerializer
 from portal.models import Submission, SubmissionState
+from portal.reads.calendar.approvals import decided_summary
 from portal.services.approvals.payloads import expiry_of
 from portal.services.calendar.recurring_reservations import WEEKDAYS, clock_changes_of
-from portal.wording import reason_texts, request_texts
+from portal.wording import reason_texts
 from scheduler.models import Project, Reservation, Series
 from scheduler.state.states import ReservationState
 
@@ -259,8 +260,8 @@ class SubmissionShape(ResponseSerializer):
         return public_numbers(row.payload) | ({"project": project} if project else {})
 
     def get_what(self, row: Submission) -> str:
-        """Return a short description of the request."""
-        return request_texts.submission_summary(row.kind, row.payload)
+        """Return a short description of what was approved; without an approval, of the request."""
+        return decided_summary(row)
 
     @extend_schema_field(
         {

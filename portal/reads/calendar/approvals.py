@@ -96,8 +96,16 @@ def _guarantee_line(team: Team, pool: Pool, model: str, quota: Quota | None) -> 
 
 def submission_title(submission: Submission) -> str:
     """Return a short title of the request, with a capital first letter."""
-    words = request_texts.submission_summary(submission.kind, submission.payload)
+    words = decided_summary(submission)
     return words[:1].upper() + words[1:]
+
+
+def decided_summary(submission: Submission) -> str:
+    """Return a short text of what was approved; without an approval, of what is requested."""
+    # A submission whose approval has just failed is approved only in memory and has no decision.
+    approval = getattr(submission, "approval", None) if submission.state == SubmissionState.APPROVED else None
+    agreed = approval.changed_payload if approval else None
+    return request_texts.submission_summary(submission.kind, agreed or submission.payload)
 
 
 def project_of_submission(submission: Submission) -> Project | None:

@@ -39,12 +39,10 @@ class UtilisationPeriod:
         return self.end - self.start
 
     def text(self, now: datetime) -> str:
-        """Return the period with the name of its zone. It ends now at the latest: this hour is incomplete."""
+        """Return the period in its zone. It ends now at the latest: this hour is incomplete."""
         end = max(min(self.end, now), self.start)
         with timezone.override(self.zone):
-            return utilisation_texts.PERIOD_IN_ZONE.format(
-                window=window(self.start, end), zone=zone_name(self.zone)
-            )
+            return window(self.start, end)
 
     def moved(self, lengths: int) -> dict[str, str]:
         """Return the parameters of the period that is ``lengths`` times its length later."""
@@ -69,10 +67,6 @@ def address_time(at: datetime) -> str:
 def zone_of_organisation(given: str) -> ZoneInfo:
     """Return the zone of the organisation; without one, that of the site."""
     return ZoneInfo(given or settings.TIME_ZONE)
-
-
-def zone_name(zone: ZoneInfo) -> str:
-    return str(zone)
 
 
 def _display_zone(length: timedelta, given: str) -> ZoneInfo:

@@ -21,7 +21,14 @@ from portal.services.approvals.payloads import (
     reservation_to_change,
     series_request_of,
 )
-from portal.services.approvals.submissions import check_gpu_hours, check_quota_gpus
+from portal.services.approvals.quota_changes import (
+    agreed_payload,
+    present_values,
+    requested_values,
+    slots_of,
+    values_after,
+)
+from portal.services.approvals.submissions import check_quota_values
 from portal.services.calendar import (
     approved_changes,
     recurring_reservations,
@@ -30,10 +37,8 @@ from portal.services.money.budgets import set_budget
 from portal.wording import request_texts
 from portal.wording.problems import administration_problems
 from scheduler import services as scheduling
-from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.rejection import OperationRejected
 
-NO_GPU_HOUR_QUOTA: dict[str, Any] = {"gpu_hours": None, "period": "month", "when_used_up": "borrow"}
 APPROVER_EDITABLE_FIELDS = {
     Submission.Kind.QUOTA_CHANGE: frozenset(
         {"guaranteed_gpus", "borrow_limit_gpus", "gpu_hours", "period", "when_used_up"}
@@ -77,7 +82,8 @@ def approve_submission(
     expires_at = expiry_of(submission)
     if expires_at is not None and expires_at <= now:
         raise OperationRejected("submission_has_expired", {"start": expires_at.isoformat()})
-    payload = {**submission.payload, **(changes or {})}
+    payload = agreed_payload(submission, changes or {})
+    before, after = _values_for_audit(submission, payload)
     with transaction.atomic():
         _decide(submission, SubmissionState.APPROVED)
         changed = payload if payload != submission.payload else None
@@ -96,11 +102,23 @@ def approve_submission(
             now=now,
             verb="approve_submission",
             target=submission,
-            before=submission.payload,
-            after=json_values(payload),
+            before=before,
+            after=after,
             why=comment,
         )
     return submission
+
+
+def _values_for_audit(
+    submission: Submission, payload: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return the values before and after an approval: those of the quota, otherwise those of the request."""
+    if submission.kind != Submission.Kind.QUOTA_CHANGE:
+        return submission.payload, json_values(payload)
+    present = present_values(submission.team, pool_of_submission(submission), payload["model"])
+    changed = requested_values(payload)
+    model = {"model": payload["model"]}
+    return model | {name: present[name] for name in changed}, model | changed
 
 
 def decline_submission(
@@ -165,7 +183,7 @@ def expire_submission(submission: Submission, *, now: datetime) -> bool:
         verb="expire_submission",
         target=submission,
         before=submission.payload,
-        why=request_texts.expired_submission_sentence(expires_at),
+        why=request_texts.EXPIRED_UNDECIDED,
     )
     return True
 
@@ -234,21 +252,19 @@ def _set_budget(
 
 def _change_quota(submission: Submission, payload: dict[str, Any], now: datetime) -> None:
     checks = InputChecks()
-    check_quota_gpus(checks, payload["guaranteed_gpus"], payload["borrow_limit_gpus"])
-    hours = {name: payload.get(name, usual) for name, usual in NO_GPU_HOUR_QUOTA.items()}
-    check_gpu_hours(checks, **hours)
+    check_quota_values(checks, requested_values(payload))
     checks.done()
     pool = pool_of_submission(submission)
+    values = values_after(payload, present_values(submission.team, pool, payload["model"]))
     effect = effect_on_guarantees(submission, payload)
-    limit = payload["borrow_limit_gpus"]
     changed = scheduling.change_quota(
         team=submission.team,
         pool=pool,
         model=payload["model"],
-        guaranteed_slots=payload["guaranteed_gpus"] * SLOTS_PER_GPU,
-        borrow_limit_slots=None if limit is None else limit * SLOTS_PER_GPU,
+        guaranteed_slots=slots_of(values.pop("guaranteed_gpus")) or 0,
+        borrow_limit_slots=slots_of(values.pop("borrow_limit_gpus")),
         now=now,
-        **hours,
+        **values,
     )
     if not changed:
         gpus = {name: value for name, value in effect.items() if name.endswith("_gpus")}

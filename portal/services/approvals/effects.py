@@ -17,12 +17,13 @@ from portal.services.approvals.payloads import (
     reservation_to_change,
     series_request_of,
 )
+from portal.services.approvals.quota_changes import agreed_payload, present_values, values_after
 from portal.services.calendar import (
     approved_changes,
     recurring_reservations,
     reservation_checks,
 )
-from portal.wording import formatting, reason_texts, request_texts
+from portal.wording import formatting, quota_texts, reason_texts, request_texts
 from portal.wording.chargeback import budget_texts
 from portal.wording.pages import calendar_pages
 from portal.wording.refusal_texts import refusal_sentence
@@ -30,7 +31,7 @@ from scheduler import services as scheduling
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.rejection import OperationRejected
 from scheduler.cycle.request_snapshot_cache import share_snapshots
-from scheduler.models import Gpu, Pool, Quota, Reservation
+from scheduler.models import Gpu, Pool, Reservation
 from scheduler.state.states import OPEN_RESERVATION_STATES
 from telemetry.reads.budget_status import budget_statuses
 
@@ -52,6 +53,7 @@ def approval_effect(
     - ``guaranteed_before_gpus`` and ``guaranteed_after_gpus``: guaranteed to all teams together.
     - ``free_before_gpus`` and ``free_after_gpus``: guaranteed to no team.
     - ``team_before_gpus`` and ``team_after_gpus``: guaranteed to the submission's team.
+    - ``changes``: each value of the quota that changes, with its label, before and after.
     - ``others_gpus``: guaranteed to all other teams. ``most_gpus``: the largest possible guarantee of the
       team.
 
@@ -66,7 +68,7 @@ def approval_effect(
     If the request is no longer valid, ``gpus`` and ``capacity_gpus`` are missing.
     """
     with share_snapshots():
-        return _approval_effect(submission, {**submission.payload, **(changes or {})}, now)
+        return _approval_effect(submission, agreed_payload(submission, changes or {}), now)
 
 
 def visible_effect(viewer: User, submission: Submission, now: datetime) -> dict[str, Any]:
@@ -114,16 +116,12 @@ def effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dic
     pool, model = pool_of_submission(submission), payload["model"]
     limits = scheduling.guarantee_capacity(pool=pool, model=model, team=submission.team)
     capacity, others = limits.capacity // SLOTS_PER_GPU, limits.others / SLOTS_PER_GPU
-    own = (
-        sum(
-            Quota.objects.filter(pool=pool, model=model, team=submission.team).values_list(
-                "guaranteed_slots", flat=True
-            )
-        )
-        / SLOTS_PER_GPU
-    )
-    before, after = others + own, others + payload["guaranteed_gpus"]
-    fits = payload["guaranteed_gpus"] * SLOTS_PER_GPU <= limits.most
+    present = present_values(submission.team, pool, model)
+    own = present["guaranteed_gpus"]
+    values = values_after(payload, present)
+    asked = values["guaranteed_gpus"]
+    before, after = others + own, others + asked
+    fits = asked * SLOTS_PER_GPU <= limits.most
     effect: dict[str, Any] = {
         "fits": fits,
         "code": "",
@@ -134,15 +132,16 @@ def effect_on_guarantees(submission: Submission, payload: dict[str, Any]) -> dic
         "free_before_gpus": capacity - before,
         "free_after_gpus": capacity - after,
         "team_before_gpus": own,
-        "team_after_gpus": payload["guaranteed_gpus"],
+        "team_after_gpus": asked,
         "most_gpus": limits.most / SLOTS_PER_GPU,
         "others_gpus": others,
+        "changes": quota_texts.changed_values(present, values),
     }
     words = request_texts.guarantee_effect(
         team=submission.team.name,
         pool=pool.name,
         model=model,
-        asked=payload["guaranteed_gpus"],
+        asked=asked,
         most=limits.most / SLOTS_PER_GPU,
         capacity=capacity,
         others=others,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -12,8 +13,8 @@ from portal.hardware_request import check_pool, gpu_models_of_pool
 from portal.input_checks import InputChecks
 from portal.models import Membership, Submission, User
 from portal.services import audit
+from portal.services.approvals.quota_changes import QUOTA_VALUES, present_values, requested_values
 from scheduler import services as scheduling
-from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Pool, Quota, Team
 
@@ -27,39 +28,36 @@ def request_quota_change(
     team: Team,
     pool: Pool,
     model: str,
-    guaranteed_gpus: int,
     now: datetime,
-    borrow_limit_gpus: int | None = None,
-    gpu_hours: int | None = None,
-    period: str = "month",
-    when_used_up: str = "borrow",
     why: str = "",
     via: str = "web",
+    **values: Any,
 ) -> Submission:
-    """Request a guarantee of GPUs of one model for a team, and a limit on borrowing.
+    """Request other values of a team's quota of one model. Values that are not given stay as they are.
 
-    A borrowing limit of None means no limit. ``gpu_hours`` limits the GPU-hours that the guarantee covers in
-    each ``period`` (day, week or month); None means no limit. If these hours are used up, ``when_used_up``
-    applies until the period ends: "borrow" (the team may only borrow) or "refuse" (the team starts no new
-    workload). Raises Invalid, NotAllowed. Raises OperationRejected if an equal request is waiting.
+    The ``values`` are those of QUOTA_VALUES: ``guaranteed_gpus``; ``borrow_limit_gpus``, None for no limit;
+    ``gpu_hours``, the GPU-hours that the guarantee covers in each ``period`` (day, week or month), None for
+    no limit; and ``when_used_up``, which applies after these hours until the period ends: "borrow" (the team
+    may only borrow) or "refuse" (the team starts no new workload).
+
+    Raises Invalid, NotAllowed. Raises OperationRejected if nothing would change, or if a request for this
+    quota is waiting.
     """
+    if unknown := values.keys() - set(QUOTA_VALUES):
+        raise TypeError(f"unknown values of a quota: {', '.join(sorted(unknown))}")
     policy.require(actor, "quota.request", team)
     checks = InputChecks()
     check_pool(checks, pool, team)
     model = checks.choice("model", model, gpu_models_of_pool(pool))
-    check_quota_gpus(checks, guaranteed_gpus, borrow_limit_gpus)
-    check_gpu_hours(checks, gpu_hours, period, when_used_up)
+    check_quota_values(checks, values)
     why = checks.text("why", why, least=0, most=1000, lines=True)
     checks.done()
-    payload = {
-        "model": model,
-        "guaranteed_gpus": guaranteed_gpus,
-        "borrow_limit_gpus": borrow_limit_gpus,
-        "gpu_hours": gpu_hours,
-        "period": period,
-        "when_used_up": when_used_up,
-    }
     named = {"team": team.name, "model": model, "pool": pool.name}
+    before = present_values(team, pool, model)
+    payload = {"model": model, **before, **values, "before": before}
+    changed = requested_values(payload)
+    if not changed:
+        raise OperationRejected("quota_is_unchanged", named, field="guaranteed_gpus")
     with transaction.atomic():
         submission = create_unique_submission(
             OperationRejected("quota_change_waits", named, field="model"),
@@ -77,9 +75,9 @@ def request_quota_change(
             now=now,
             verb="request_quota_change",
             target=submission,
-            after=payload,
+            before={"model": model, **{name: before[name] for name in changed}},
+            after={"model": model, **changed},
             why=why,
-            before=quota_fields(Quota.objects.filter(team=team, pool=pool, model=model).first()),
         )
     return submission
 
@@ -138,29 +136,15 @@ def create_unique_submission(otherwise: OperationRejected, **columns: Any) -> Su
     return submission
 
 
-def check_quota_gpus(checks: InputChecks, guaranteed_gpus: Any, borrow_limit_gpus: Any) -> None:
-    """Add a problem to ``checks`` for each number of GPUs that is out of range."""
-    checks.count("guaranteed_gpus", guaranteed_gpus, 0, MAX_QUOTA_GPUS, "GPUs")
-    if borrow_limit_gpus is not None:
-        checks.count("borrow_limit_gpus", borrow_limit_gpus, 0, MAX_QUOTA_GPUS, "GPUs")
-
-
-def check_gpu_hours(checks: InputChecks, gpu_hours: Any, period: Any, when_used_up: Any) -> None:
-    if gpu_hours is not None:
-        checks.count("gpu_hours", gpu_hours, 1, MAX_QUOTA_GPU_HOURS, "GPU-hours")
-    checks.choice("period", period, Quota.Period.values)
-    checks.choice("when_used_up", when_used_up, Quota.WhenUsedUp.values)
-
-
-def quota_fields(quota: Quota | None) -> dict[str, Any] | None:
-    if quota is None:
-        return None
-    limit = quota.borrow_limit_slots
-    return {
-        "model": quota.model,
-        "guaranteed_gpus": quota.guaranteed_slots / SLOTS_PER_GPU,
-        "borrow_limit_gpus": None if limit is None else limit / SLOTS_PER_GPU,
-        "gpu_hours": quota.gpu_hours,
-        "period": quota.hours_period,
-        "when_used_up": quota.when_used_up,
-    }
+def check_quota_values(checks: InputChecks, values: Mapping[str, Any]) -> None:
+    """Add a problem to ``checks`` for each value of a quota that is out of range."""
+    if "guaranteed_gpus" in values:
+        checks.count("guaranteed_gpus", values["guaranteed_gpus"], 0, MAX_QUOTA_GPUS, "GPUs")
+    if values.get("borrow_limit_gpus") is not None:
+        checks.count("borrow_limit_gpus", values["borrow_limit_gpus"], 0, MAX_QUOTA_GPUS, "GPUs")
+    if values.get("gpu_hours") is not None:
+        checks.count("gpu_hours", values["gpu_hours"], 1, MAX_QUOTA_GPU_HOURS, "GPU-hours")
+    if "period" in values:
+        checks.choice("period", values["period"], Quota.Period.values)
+    if "when_used_up" in values:
+        checks.choice("when_used_up", values["when_used_up"], Quota.WhenUsedUp.values)

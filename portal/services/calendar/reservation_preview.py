@@ -45,6 +45,7 @@ def preview_reservation(
     - ``windows``: the first windows that fit, as pairs of start and end.
     - ``needs_approval``: True if an operator must approve the reservation.
     - ``gpus``: the size in whole GPUs.
+    - ``promised_slots``: the most slots that the team already has promised or in use during the window.
     - ``price``: the price of the whole window. ``price_per_hour``: the price of all requested GPUs for one
       hour. Both are None if a model has no price.
     - ``currency``: the currency of the present month.
@@ -68,6 +69,7 @@ def preview_reservation(
         "windows": alternative_windows_of(answer),
         "needs_approval": request.needs_approval,
         "gpus": request.gpus,
+        "promised_slots": answer.promised_slots,
         "price_per_hour": None if price is None else round_amount(price * count, unit),
         "price": None if price is None else round_amount(price * count * hours, unit),
         "currency": prices.currency,

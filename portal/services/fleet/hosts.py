@@ -220,9 +220,12 @@ def checked_maintenance_window(
     if not {"start", "end"} & set(checks.problems):
         end_text = last.isoformat()
         if last <= first or last - first > MAX_MAINTENANCE:
-            days = MAX_MAINTENANCE.days
+            problems = administration_problems
+            problem = problems.MAINTENANCE_END if last <= first else problems.MAINTENANCE_LENGTH
             checks.note(
-                "end", end_text, administration_problems.MAINTENANCE_LENGTH.format(end=end_text, days=days)
+                "end",
+                end_text,
+                problem.format(end=end_text, start=first.isoformat(), days=MAX_MAINTENANCE.days),
             )
         if last <= now:
             checks.note(

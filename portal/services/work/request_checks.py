@@ -203,26 +203,29 @@ def parse_array_indices(checks: InputChecks, text: Any) -> tuple[list[int], int 
     The number is None if there is no limit. Examples of the text are ``0-9``, ``1,3,5-9:2`` (every second
     index from 5 to 9) and ``0-99%4`` (at most 4 tasks at the same time).
     """
-    allowed = request_problems.ARRAY_ALLOWED.format(tasks=MAX_ARRAY_TASKS, highest=MAX_ARRAY_INDEX)
     matched = ARRAY_PATTERN.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= 200 else None
     if matched is None:
-        message = request_problems.ARRAY_INVALID.format(given=display_value(text), allowed=allowed)
+        message = request_problems.ARRAY_INVALID.format(given=display_value(text))
         checks.note("array", text, message)
         return [], None
     indices: set[int] = set()
     for part in matched["parts"].split(","):
         found = _indices_of_part(part)
         if found is None:
-            message = request_problems.ARRAY_PART_INVALID.format(part=part, allowed=allowed)
+            message = request_problems.ARRAY_PART_INVALID.format(
+                part=part, highest=MAX_ARRAY_INDEX, tasks=MAX_ARRAY_TASKS
+            )
             checks.note("array", text, message)
             return [], None
         indices.update(found)
     at_once = int(matched["at_once"]) if matched["at_once"] else None
-    if len(indices) > MAX_ARRAY_TASKS or at_once == 0:
+    if len(indices) > MAX_ARRAY_TASKS:
         message = request_problems.ARRAY_TOO_LARGE.format(
-            given=display_value(text), tasks=len(indices), allowed=allowed
+            given=display_value(text), tasks=len(indices), most=MAX_ARRAY_TASKS
         )
         checks.note("array", text, message)
+    if at_once == 0:
+        checks.note("array", text, request_problems.ARRAY_AT_ONCE.format(given=display_value(text)))
     return sorted(indices), at_once
 
 

@@ -75,6 +75,8 @@ def _preview_of(actor: User, request: WorkloadRequest, now: datetime) -> dict[st
     unit, count = smallest_unit(prices.currency), Decimal(str(gpus))
     hours = Decimal(request.max_runtime_seconds) / 3600
     answer["numbers"] |= reason_texts.requested_hardware(answer["code"], request)
+    if answer["code"] == ReasonCode.HOST_CLOSED:
+        answer["numbers"]["closed"] = reason_texts.closed_hosts_for(request, request.pool.pk)
     if answer["code"] == ReasonCode.DEPENDENCY and request.after:
         answer["numbers"]["condition"] = _condition_of_dependency(request, answer["numbers"])
     return {

@@ -19,9 +19,11 @@ from portal.input_checks import display_value as shown_value
 from portal.models import Submission, SubmissionState, User
 from portal.reads.calendar import approvals as reads
 from portal.services.approvals import decisions, effects
-from portal.services.approvals.payloads import expiry_of
-from portal.web.calendar.quota_requests import gpu_hours_fields
+from portal.services.approvals.payloads import expiry_of, pool_of_submission
+from portal.services.approvals.quota_changes import present_values, values_after
+from portal.web.calendar.quota_requests import quota_fields
 from portal.web.page.access import current_user, sign_in_required
+from portal.web.page.context_processors import requests_label
 from portal.web.page.service_form import ServiceForm
 from portal.wording import request_texts
 from portal.wording.pages import calendar_pages
@@ -50,20 +52,10 @@ class DecisionForm(ServiceForm):
 
     def __init__(self, *args: Any, submission: Submission, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        payload = submission.payload
+        payload = self.shown = submission.payload
         if submission.kind == Submission.Kind.QUOTA_CHANGE:
-            self.fields["guaranteed_gpus"] = forms.IntegerField(
-                label="Guaranteed GPUs",
-                initial=payload["guaranteed_gpus"],
-                help_text="Change it to approve another number.",
-            )
-            self.fields["borrow_limit_gpus"] = forms.IntegerField(
-                label="May borrow",
-                initial=payload["borrow_limit_gpus"],
-                required=False,
-                help_text="Empty: no limit.",
-            )
-            self.fields |= gpu_hours_fields(payload)
+            self.shown = _quota_with_request(submission)
+            self.fields |= quota_fields(self.shown)
         elif submission.kind == Submission.Kind.BUDGET:
             self.fields["amount"] = forms.CharField(
                 label="Amount",
@@ -79,15 +71,21 @@ class DecisionForm(ServiceForm):
                 initial=payload.get("may_exceed_guarantee", False),
             )
 
-    def changes(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Return the values that differ from the requested values in ``payload``."""
+    def changes(self) -> dict[str, Any]:
+        """Return the values that differ from those that the form shows."""
         given = {name: value for name, value in self.cleaned_data.items() if name != "comment"}
         absent: dict[str, Any] = {"may_exceed_guarantee": False, "period": "month", "when_used_up": "borrow"}
         return {
             name: value
             for name, value in given.items()
-            if value != "" and value != payload.get(name, absent.get(name))
+            if value != "" and value != self.shown.get(name, absent.get(name))
         }
+
+
+def _quota_with_request(submission: Submission) -> dict[str, Any]:
+    """Return the values that the quota would have after the approval."""
+    present = present_values(submission.team, pool_of_submission(submission), submission.payload["model"])
+    return values_after(submission.payload, present)
 
 
 @sign_in_required
@@ -98,7 +96,11 @@ def approvals(request: HttpRequest) -> HttpResponseBase:
         return render(
             request,
             "manage/approvals_decided.html",
-            {"rows": _submission_rows(reads.decided_submissions(user, now), now), "now": now},
+            {
+                "rows": _submission_rows(reads.decided_submissions(user, now), now),
+                "heading": requests_label(user),
+                "now": now,
+            },
         )
     rows = list(reads.waiting_submissions(user))
     kind = request.GET.get("kind", "")
@@ -134,8 +136,14 @@ def _approvals_context(
 ) -> dict[str, Any]:
     kind = request.GET.get("kind", "")
     counts = {value: sum(1 for row in rows if not value or row.kind == value) for value, _ in KIND_CHOICES}
+    decidable = policy.decidable_submissions(user, shown)
     context: dict[str, Any] = {
-        "rows": _submission_rows(shown, now),
+        "heading": requests_label(user),
+        "decides_all": policy.may(user, "approval.see"),
+        "may_decide_some": bool(decidable),
+        "rows": [
+            row | {"may_decide": row["submission"].pk in decidable} for row in _submission_rows(shown, now)
+        ],
         "waiting": len(rows),
         "oldest": rows[0].created_at if rows else None,
         "kinds": [
@@ -216,7 +224,7 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
             decisions.approve_submission,
             actor=user,
             submission=row,
-            changes=form.changes(row.payload),
+            changes=form.changes(),
             comment=form.cleaned_data["comment"],
             now=now,
         )
@@ -238,8 +246,7 @@ def decide(request: HttpRequest, public_id: uuid.UUID, verb: str) -> HttpRespons
             status=400,
         )
     decision = {"approve": "Approved", "decline": "Declined", "withdraw": "Withdrawn"}[verb]
-    agreed = {**row.payload, **form.changes(row.payload)} if verb == "approve" else row.payload
-    what = request_texts.submission_summary(row.kind, agreed)
+    what = reads.decided_summary(row)
     messages.success(
         request,
         calendar_pages.SUBMISSION_DECIDED.format(

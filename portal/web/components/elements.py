@@ -152,7 +152,7 @@ def field(bound: BoundField, span: int = 12, shape: str = "", hint: str = "", **
         "span": span,
         "hint": hint,
         "errors": errors,
-        "control": bound.as_widget(attrs=attributes) if kind != "group" else "",
+        "control": bound.as_widget(attrs=attributes) + _shown_value(bound) if kind != "group" else "",
         "options": [(option, option.data["attrs"].get("disabled")) for option in bound.subwidgets]
         if kind == "group"
         else [],
@@ -160,6 +160,11 @@ def field(bound: BoundField, span: int = 12, shape: str = "", hint: str = "", **
         "optional": not bound.field.required
         and not isinstance(bound.field.widget, Select | FileInput | CheckboxInput),
     }
+
+
+def _shown_value(bound: BoundField) -> SafeString:
+    """Return a hidden input with the shown value, for forms that submit only what has changed."""
+    return bound.as_hidden(only_initial=True) if bound.field.show_hidden_initial else mark_safe("")
 
 
 def filter_field(bound: BoundField) -> dict[str, Any]:

@@ -44,16 +44,13 @@ def _day_name(day: date, local_now: datetime | None) -> str:
     return f"{day:%a} {day.day} {day:%b}"
 
 
-def _time_element(moment: datetime, text: str, *, style: str = "", relative: bool = False) -> SafeString:
+def _time_element(moment: datetime, text: str, *, relative: bool = False) -> SafeString:
     utc = moment.astimezone(UTC)
-    mark = (
-        mark_safe(" data-relative") if relative else format_html(' data-style="{}"', style) if style else ""
-    )
     return format_html(
         '<time datetime="{}" title="{} UTC"{}>{}</time>',
         f"{utc:%Y-%m-%dT%H:%M:%SZ}",
         f"{utc:%Y-%m-%d %H:%M:%S}",
-        mark,
+        mark_safe(" data-relative") if relative else "",
         text,
     )
 
@@ -67,21 +64,19 @@ def when(moment: datetime | None, now: datetime | None = None, style: str = "aut
     if moment is None:
         return UNKNOWN_TEXT
     local_now = None if now is None else timezone.localtime(now)
-    return _time_element(moment, _time_text(timezone.localtime(moment), style, local_now), style=style)
+    return _time_element(moment, _time_text(timezone.localtime(moment), style, local_now))
 
 
 def window(start: datetime, end: datetime | None, now: datetime | None = None) -> SafeString:
     """Render a period: ``tomorrow 09:00 to 17:00``. The end shows its day only if the days differ."""
     local_now = None if now is None else timezone.localtime(now)
     first = timezone.localtime(start)
-    opening = _time_element(start, _time_text(first, "day", local_now), style="day")
+    opening = _time_element(start, _time_text(first, "day", local_now))
     if end is None:
         return format_html("since {}", opening)
     last = timezone.localtime(end)
     style = "clock" if last.date() == first.date() else "day"
-    return format_html(
-        "{} to {}", opening, _time_element(end, _time_text(last, style, local_now), style=style)
-    )
+    return format_html("{} to {}", opening, _time_element(end, _time_text(last, style, local_now)))
 
 
 def _relative_time_text(moment: datetime, now: datetime) -> str:

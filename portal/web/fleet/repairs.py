@@ -82,8 +82,8 @@ class RepairPolicyForm(ServiceForm):
         required=False,
         label="Diagnose automatically after a quarantine",
         help_text=(
-            "Starts when no workload holds the GPU. A GPU that passes returns to service; one that fails is "
-            "taken out."
+            "Starts when no workload holds the GPU. A GPU that passes returns to service; one that fails "
+            "goes out of service."
         ),
     )
 

@@ -20,12 +20,21 @@ CHART_HEIGHT, CHART_TOP, CHART_BASE = 148, 24, 128
 
 
 def free_units_chart(
-    pool: Pool, model: str, profile: str, asked: int, start: datetime, end: datetime, now: datetime
+    pool: Pool,
+    model: str,
+    profile: str,
+    asked: int,
+    start: datetime,
+    end: datetime,
+    now: datetime,
+    *,
+    fits: bool,
 ) -> dict[str, Any] | None:
     """Return the chart of free units before, during and after the requested window.
 
     A unit is free if it can still be promised to a reservation. Horizontal positions are in per cent,
-    vertical positions in pixels. Return None if the request names no model.
+    vertical positions in pixels. The window of a request that does not fit is red where too few units are
+    free, or in whole if another limit is the reason. Return None if the request names no model.
     """
     if not model:
         return None
@@ -37,8 +46,10 @@ def free_units_chart(
     )
     most = max([count for _, count in free] + [asked, 1])
     scale = (CHART_BASE - CHART_TOP) / most
-    bars = _bars(free, asked, start, end, step, scale)
     in_range = [count for at, count in free if _overlaps(at, step, start, end)]
+    # Enough units are free, but the request is refused: its whole window is red.
+    refused = not fits and min(in_range, default=asked) >= asked
+    bars = _bars(free, None if refused else asked, start, end, step, scale)
     return {
         "title": f"{gpu_model(model)}{', ' + profile if profile != WHOLE_GPU_PROFILE else ''} free, "
         f"{_span_text(span)}",
@@ -52,6 +63,8 @@ def free_units_chart(
         "nights": _nights(from_, span),
         "ticks": _ticks(from_, span),
         "range": _range_mark(from_, span, start, end),
+        "fits": fits,
+        "refused": refused,
         "least": min(in_range, default=None),
         "most": max(in_range, default=None),
         "now": now,
@@ -76,17 +89,23 @@ def _overlaps(at: int, step: timedelta, start: datetime, end: datetime) -> bool:
 
 
 def _bars(
-    free: list[tuple[int, int]], asked: int, start: datetime, end: datetime, step: timedelta, scale: float
+    free: list[tuple[int, int]],
+    asked: int | None,
+    start: datetime,
+    end: datetime,
+    step: timedelta,
+    scale: float,
 ) -> list[dict[str, Any]]:
     """Return the rectangles of the chart.
 
-    Consecutive steps with the same number of free units share one rectangle. A rectangle ends where the
-    requested window begins or ends.
+    ``asked`` is None if the request is refused although enough units are free. Consecutive steps with the
+    same number of free units share one rectangle. A rectangle ends where the requested window begins or ends.
     """
     bars: list[dict[str, Any]] = []
     for place, (at, count) in enumerate(free):
         inside = _overlaps(at, step, start, end)
-        kind = "free-short" if inside and count < asked else "free-range" if inside else "free-enough"
+        short = asked is None or count < asked
+        kind = "free-enough" if not inside else "free-short" if short else "free-range"
         if bars and (bars[-1]["count"], bars[-1]["kind"]) == (count, kind):
             bars[-1]["steps"] += 1
             bars[-1]["width"] = f"{bars[-1]['steps'] * 100 / CHART_STEPS:.3f}"

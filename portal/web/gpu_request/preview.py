@@ -26,6 +26,7 @@ from portal.web.work.explanation import request_form_query
 from portal.wording import expected_start_texts, formatting, reason_texts
 from portal.wording.pages import request_pages
 from portal.wording.refusal_texts import refusal_sentence
+from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.core.rejection import OperationRejected
 from scheduler.core.what_if.alternatives import Alternative
 from scheduler.cycle.request_snapshot_cache import share_snapshots
@@ -65,8 +66,11 @@ def _preview(form: GpuRequestForm, user: User, now: datetime) -> dict[str, Any]:
         return context | _blocked_preview(form, user, now, list(errors.values()), set(errors))
     except (NotAllowed, OperationRejected) as refusal:
         return context | _blocked_preview(form, user, now, [refusal_sentence(refusal)], set())
-    start, end = _chart_range(form, now)
-    context["chart"] = free_units_chart(pool, model, profile, form.cleaned_data["units"], start, end, now)
+    if form.selected_kind == "reservation":
+        start, end = _chart_range(form, now)
+        context["chart"] = free_units_chart(
+            pool, model, profile, form.cleaned_data["units"], start, end, now, fits=context["fits"]
+        )
     context["same"] = equivalent_commands(form)
     return context
 
@@ -77,7 +81,7 @@ def _preview(form: GpuRequestForm, user: User, now: datetime) -> dict[str, Any]:
 def _blocked_preview(
     form: GpuRequestForm, user: User, now: datetime, problems: list[str], fields: set[str]
 ) -> dict[str, Any]:
-    """Return the preview of a request with problems: the problems and the model's free GPUs.
+    """Return the preview of a request with problems: the problems and, for a reservation, the free GPUs.
 
     ``fields`` are the fields with problems. If the start is one of them, offer the first window that fits.
     """
@@ -86,11 +90,11 @@ def _blocked_preview(
     if blocks and windows:
         blocks[-1]["fix"] = windows[0]
     context: dict[str, Any] = {"blocks": blocks, "windows": windows}
-    if form.cleaned_data.get("target") is not None:
+    if form.selected_kind == "reservation" and form.cleaned_data.get("target") is not None:
         pool, model, profile = form.cleaned_data["target"]
         start, end = _chart_range(form, now)
         context["chart"] = free_units_chart(
-            pool, model, profile, form.cleaned_data.get("units") or 0, start, end, now
+            pool, model, profile, form.cleaned_data.get("units") or 0, start, end, now, fits=False
         )
         context["room"] = _free_now_note(form, windows[0]["start"] if windows else None, now)
     return context
@@ -154,7 +158,9 @@ def _reservation_preview(form: GpuRequestForm, user: User, now: datetime) -> dic
             end - start,
             now,
         ),
-        "quota": quota_bar(form, quota_usages(uses, arguments["pool"]), answer["gpus"]),
+        "quota": quota_bar(
+            form, quota_usages(uses, arguments["pool"]), answer, held=answer["promised_slots"] / SLOTS_PER_GPU
+        ),
     }
     fix = context["windows"][0] if context["windows"] else None
     context["room"] = _free_now_note(form, start if answer["fits"] else fix and fix["start"], now)
@@ -233,7 +239,7 @@ def _workload_preview(form: GpuRequestForm, user: User, now: datetime) -> dict[s
         "sooner": [_alternative_choice(other, arguments["pool"], now) for other in answer["sooner"]],
         "reason": reason_texts.reason_sentence(answer["code"], answer["numbers"], user),
         "price": price_lines(form, answer, answer["longest_cost"], text, timedelta(seconds=seconds), now),
-        "quota": quota_bar(form, quota_usages(answer["quota_effect"], arguments["pool"]), answer["gpus"]),
+        "quota": quota_bar(form, quota_usages(answer["quota_effect"], arguments["pool"]), answer),
     }
     also = [{"text": text} for text in filter(None, [answer["wish"], *answer["warnings"]])]
     context["warnings"] = also
@@ -273,12 +279,11 @@ def _form_errors(form: GpuRequestForm) -> list[str]:
 def _chart_range(form: GpuRequestForm, now: datetime) -> tuple[datetime, datetime]:
     """Return (start, end) of the window that the chart marks.
 
-    A form without a duration gets one hour. Only a reservation has a start of its own; other windows start
-    now.
+    A form without a duration gets one hour. A form without a start gets a window that starts now.
     """
     length = timedelta(seconds=min(form.cleaned_data.get("seconds") or 3600, 60 * 86_400))
     start = form.cleaned_data.get("start")
-    if form.selected_kind == "reservation" and start is not None:
+    if start is not None:
         start = min(max(start, now - timedelta(days=1)), now + timedelta(days=366))
         return start, start + length
     return now, now + length

@@ -11,6 +11,7 @@ from portal.web.components.quantities import gpu_model, grouped, money
 from portal.web.gpu_request.forms import GpuRequestForm
 from portal.web.work.workload_text import gpu_count_text
 from portal.wording.pages import request_pages
+from scheduler.core.reasons import ReasonCode
 from telemetry.models import BudgetMeasure
 from telemetry.money.billing_months import month_of
 from telemetry.reads.budget_status import find_budget_status
@@ -48,50 +49,63 @@ def price_lines(
     }
 
 
-def quota_bar(form: GpuRequestForm, lines: list[QuotaUsage], gpus: float) -> dict[str, Any] | None:
+# Reasons for which the bar shows the request as too large.
+QUOTA_REASONS = frozenset(
+    (
+        ReasonCode.NO_QUOTA,
+        ReasonCode.OVER_QUOTA,
+        ReasonCode.OVER_USER_CAP,
+        ReasonCode.OVER_WORKLOAD_CAP,
+        ReasonCode.GPU_HOURS_USED_UP,
+        ReasonCode.WINDOW_EATS_GUARANTEES,
+    )
+)
+
+
+def quota_bar(
+    form: GpuRequestForm, lines: list[QuotaUsage], answer: dict[str, Any], held: float | None = None
+) -> dict[str, Any] | None:
     """Return a bar that compares the request with the team's guarantee for this model.
 
-    The bar adds the request to the GPUs that the team holds now. The bar of a reservation leaves out the held
-    GPUs, because a reservation starts later. ``lines`` has the team's quotas in the pool. The bar uses the
-    quota of this model, or else the team's only quota. Return None if there is neither, such as in the team's
-    own pool.
+    The bar adds the request to the GPUs that the team holds now, or to the ``held`` GPUs that the team has
+    promised or in use in the window of a reservation. ``answer`` is the preview. If it says that the request
+    does not fit or waits, its reason is the only text about the quota. ``lines`` has the team's quotas in the
+    pool. The bar uses the quota of this model, or else the team's only quota. Return None if there is
+    neither, such as in the team's own pool.
     """
     _, model, _ = form.cleaned_data["target"]
     team = form.selected_project.team
     line = next((line for line in lines if line.model == model), lines[0] if len(lines) == 1 else None)
     if line is None:
         return None
-    later = form.selected_kind == "reservation"
-    held = 0.0 if later else line.held
+    gpus, has = answer["gpus"], line.held if held is None else held
     limit = None if line.borrow_limit is None else line.guaranteed + line.borrow_limit
+    exceeds = answer["code"] in QUOTA_REASONS or (limit is not None and has + gpus > limit)
     return {
         "team": team,
-        "later": later,
+        "later": held is not None,
         "model": gpu_model(line.model),
-        "held": f"{gpu_count_text(held)} of {gpu_count_text(line.guaranteed)}",
-        "after": f"{gpu_count_text(held + gpus)} of {gpu_count_text(line.guaranteed)}",
-        "scale": max(held + gpus, line.guaranteed, limit or 0, 1),
-        "used": min(held, line.guaranteed),
-        "borrowed": max(0.0, held - line.guaranteed),
-        "forecast": gpus,
+        "held": f"{gpu_count_text(has)} of {gpu_count_text(line.guaranteed)}",
+        "after": f"{gpu_count_text(has + gpus)} of {gpu_count_text(line.guaranteed)}",
+        "scale": max(has + gpus, line.guaranteed, limit or 0, 1),
+        "used": min(has, line.guaranteed),
+        "borrowed": max(0.0, has - line.guaranteed),
+        "forecast": 0 if exceeds else gpus,
+        "over": gpus if exceeds else 0,
         "mark": line.guaranteed,
-        "words": _quota_sentence(held + gpus, line.guaranteed, limit, team.name, later)
-        if later or _may_borrow(form) or held + gpus <= line.guaranteed
-        else request_pages.MAY_NOT_BORROW.format(gpus=gpu_count_text(held + gpus - line.guaranteed)),
+        "words": _quota_sentence(has + gpus, line.guaranteed, limit, team.name, held is not None)
+        if answer.get("fits") or answer.get("starts_now")
+        else "",
     }
 
 
-def _may_borrow(form: GpuRequestForm) -> bool:
-    return form.selected_kind == "job" and bool(form.cleaned_data["preemptible"])
-
-
 def _quota_sentence(after: float, guaranteed: float, limit: float | None, team: str, later: bool) -> str:
+    """Return what the plan means for the guarantee of a request that fits or starts now."""
+    above = gpu_count_text(after - guaranteed)
     if after <= guaranteed:
         return request_pages.WITHIN_GUARANTEE
-    if limit is not None and after > limit:
-        text = request_pages.NEEDS_OPERATOR if later else request_pages.ABOVE_LIMIT
-        return text.format(limit=gpu_count_text(limit), team=team)
+    if later and limit is not None and after > limit:
+        return request_pages.NEEDS_OPERATOR.format(limit=gpu_count_text(limit), team=team)
     if later:
-        above = gpu_count_text(after - guaranteed)
         return request_pages.RESERVED_ABOVE_GUARANTEE.format(gpus=above, team=team)
-    return request_pages.BORROWED.format(gpus=gpu_count_text(after - guaranteed))
+    return request_pages.BORROWED.format(gpus=above)

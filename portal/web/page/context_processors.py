@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal import policy
-from portal.models import Membership, Organisation, Submission, SubmissionState, User
+from portal.models import Membership, Organisation, SubmissionState, User
 from portal.redis_state.announced_maintenance import announced_maintenance
 from portal.web.page.memberships import current_memberships
 from portal.web.page.organisation import current_currency, current_organisation
@@ -90,8 +90,8 @@ def _build_page_frame(request: HttpRequest, user: User) -> dict[str, Any]:
 def _navigation_sections(
     request: HttpRequest, user: User, memberships: list[Membership]
 ) -> list[dict[str, Any]]:
-    counts = _navigation_counts(user)
-    hidden = _hidden_entries(user, bool(memberships))
+    hidden = _hidden_entries(user, memberships)
+    counts = _navigation_counts(user, "approvals" not in hidden)
     here = request.path
     sections = []
     for title, entries in NAVIGATION:
@@ -102,18 +102,35 @@ def _navigation_sections(
             url = reverse(name)
             current = here == url or (url != "/" and here.startswith(url))
             items.append(
-                {"label": label, "url": url, "icon": icon, "count": counts.get(name), "current": current}
+                {
+                    "label": requests_label(user) if name == "approvals" else label,
+                    "url": url,
+                    "icon": icon,
+                    "count": counts.get(name),
+                    "current": current,
+                }
             )
         if items:
             sections.append({"title": title, "items": items})
     return sections
 
 
-def _hidden_entries(user: User, in_a_team: bool) -> set[str]:
+def requests_label(user: User) -> str:
+    """Return the name of the page of submissions: leads and finance see only a part of the requests there."""
+    return home_pages.APPROVALS if policy.may(user, "approval.see") else home_pages.REQUESTS
+
+
+def _sees_requests(user: User, memberships: list[Membership]) -> bool:
+    """Return True for people who decide requests, and for leads, who make and withdraw them."""
+    leads = any(membership.role == Membership.Role.LEAD for membership in memberships)
+    return leads or user.finance or policy.may(user, "approval.see")
+
+
+def _hidden_entries(user: User, memberships: list[Membership]) -> set[str]:
     hidden = set()
-    if not in_a_team or user.auditor:
+    if not memberships or user.auditor:
         hidden.add("ask")
-    if not policy.may(user, "approval.see"):
+    if not _sees_requests(user, memberships):
         hidden.add("approvals")
     if not user.operator:
         hidden |= {"settings", "templates"}
@@ -122,7 +139,7 @@ def _hidden_entries(user: User, in_a_team: bool) -> set[str]:
     return hidden
 
 
-def _navigation_counts(user: User) -> dict[str, int]:
+def _navigation_counts(user: User, with_requests: bool) -> dict[str, int]:
     mine = Q(owner=user)
     waiting = Q(state=WorkloadState.QUEUED)
     found = (
@@ -134,8 +151,8 @@ def _navigation_counts(user: User) -> dict[str, int]:
             queue=Count("pk", filter=waiting),
         )
     )
-    if policy.may(user, "approval.see"):
-        found["approvals"] = Submission.objects.filter(state=SubmissionState.WAITING).count()
+    if with_requests:
+        found["approvals"] = policy.visible_submissions(user).filter(state=SubmissionState.WAITING).count()
     return found
 
 

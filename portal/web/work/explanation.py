@@ -83,7 +83,7 @@ def _waiting_context(workload: Workload, user: User, now: datetime) -> dict[str,
         else "",
         "reason": reason_texts.never_starts_sentence(explanation.never.code, explanation.never.numbers, user)
         if explanation.never
-        else reason_texts.waiting_sentence(workload, user),
+        else workload_text.waiting_reason(workload, user),
         "reservation_problem": reason_texts.problem_of_its_reservation(workload, user),
         "detail": explanation_columns(workload, explanation, user, now),
     }

@@ -86,8 +86,9 @@ def queue(request: HttpRequest) -> HttpResponseBase:
     sees_all = policy.sees_all_teams(user)
     opened = parse_uuid(request.GET.get("open", ""))
     starts = expected_starts.start_records_for(page.object_list, now)
+    known_hosts: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     drawn = [
-        _queue_row(request, workload, user, now, starts, workload.public_id == opened)
+        _queue_row(request, workload, user, now, starts, workload.public_id == opened, known_hosts)
         for workload in page.object_list
     ]
     context = {
@@ -131,6 +132,7 @@ def _queue_row(
     now: datetime,
     starts: expected_starts.StartRecords,
     is_open: bool,
+    known_hosts: dict[tuple[Any, ...], list[dict[str, Any]]],
 ) -> dict[str, Any]:
     return {
         "workload": workload,
@@ -147,7 +149,7 @@ def _queue_row(
         ),
         "unknown": workload.expected_start is None,
         "waits": short_duration(now - workload.queued_at),
-        "reason": reason_texts.waiting_sentence(workload, user) or work_pages.NOT_PLANNED_YET,
+        "reason": workload_text.waiting_reason(workload, user, known_hosts) or work_pages.NOT_PLANNED_YET,
         "state": workload_text.displayed_state(workload),
         "detail": _unfolded_row(workload, user, now)
         if is_open and workload.state == WorkloadState.QUEUED

@@ -189,10 +189,8 @@ def host_csv_rows(report: WorkloadReport) -> Iterator[list[Any]]:
 
 
 def point_hint(report: WorkloadReport) -> str:
-    """Return the length of a point and the zone of the times, for the title of the chart."""
-    return run_report_pages.POINT_HINT.format(
-        length=short_duration(report.point_seconds), zone=timezone.get_current_timezone_name()
-    )
+    """Return the length of a point, for the title of the chart."""
+    return run_report_pages.POINT_HINT.format(length=short_duration(report.point_seconds))
 
 
 def measured_points(report: WorkloadReport) -> int:

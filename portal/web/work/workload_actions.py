@@ -65,7 +65,7 @@ def cancel_workload(request: HttpRequest, public_id: uuid.UUID) -> HttpResponseB
         ),
         done=workload_pages.STOPPING.format(name=workload.name)
         if workload.started_at
-        else workload_pages.OUT_OF_QUEUE.format(name=workload.name),
+        else workload_pages.CANCELLED.format(name=workload.name),
         to=workload_url(workload),
     )
 

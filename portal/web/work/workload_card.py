@@ -8,11 +8,13 @@ from typing import Any
 
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.html import format_html_join
 
 from portal import policy
 from portal.models import User
 from portal.reads.work.workload_details import WorkloadDetails, is_notebook
 from portal.web.components.quantities import money, money_sums, percent, short_duration
+from portal.web.work import workload_text
 from portal.web.work.workload_text import (
     borrowing_notice,
     displayed_state,
@@ -28,7 +30,6 @@ from portal.web.work.workload_text import (
 from portal.wording import (
     expected_start_texts,
     formatting,
-    reason_texts,
     state_labels,
 )
 from portal.wording.chargeback import charge_scope_texts
@@ -183,11 +184,12 @@ def _stop_button(workload: Workload, small: bool) -> dict[str, Any]:
 
 def _waiting_fields(details: WorkloadDetails, user: User, now: datetime) -> dict[str, Any]:
     workload = details.workload
+    reasons = (_waiting_reason(workload, user), lateness_warning(workload))
     return {
         "position": workload.position,
         "of": details.waiting if workload.position else None,
         "expected": expected_start_texts.expected_start_text(workload.expected_start, details.likely, now),
-        "why": " ".join(filter(None, (_waiting_reason(workload, user), lateness_warning(workload)))),
+        "why": format_html_join(" ", "{}", ((part,) for part in reasons if part)),
         "why_url": reverse("why", args=[workload.public_id]),
         # A workload without a queue position is not behind other workloads.
         "why_label": workload_pages.WHY_THEM_LABEL if workload.position else workload_pages.WHY_LABEL,
@@ -195,7 +197,7 @@ def _waiting_fields(details: WorkloadDetails, user: User, now: datetime) -> dict
 
 
 def _waiting_reason(workload: Workload, user: User) -> str:
-    sentence = reason_texts.waiting_sentence(workload, user)
+    sentence = workload_text.waiting_reason(workload, user)
     return sentence or workload_pages.NOT_PLANNED
 
 
@@ -275,7 +277,7 @@ def _notice_line(details: WorkloadDetails, user: User, now: datetime) -> dict[st
         if details.stop is not None:
             by = "you" if details.stop.user_id == user.pk else details.stop.name
             return {
-                "text": workload_pages.STOPPED_BY.format(
+                "text": workload_pages.CANCELLED_BY.format(
                     person=by, colon=": " if details.stop.why else "", why=details.stop.why.rstrip(".")
                 )
             }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 
 from portal.models import User
 from portal.reads.work.workload_details import HeldUnit, WorkloadDetails, is_notebook
@@ -69,10 +72,12 @@ def final_cost_text(details: WorkloadDetails, currency: str) -> str:
 def ended_state(outcome: str, *, ran: bool) -> str:
     """Return the state that pages show for an ended workload: "ended", "failed", "cancelled" or "stopped".
 
-    A cancelled workload that had run is "stopped".
+    A person has cancelled a "cancelled" workload. The program has ended a "stopped" one.
     """
-    if outcome in ("cancelled", "drained", "dependency_never_met"):
-        return "stopped" if ran else "cancelled"
+    if outcome == "cancelled":
+        return "cancelled"
+    if outcome in ("drained", "dependency_never_met"):
+        return "stopped" if ran else "ended"
     if outcome in ("finished", "time_limit", "idle", "checkpointed", ""):
         return "ended"
     return "failed"
@@ -113,6 +118,35 @@ def lateness_warning(workload: Workload) -> str:
         return ""
     done = workload.expected_start + timedelta(seconds=workload.predicted_seconds)
     return request_texts.late_warning(workload.wanted_by, done)
+
+
+def waiting_reason(
+    workload: Workload,
+    user: User,
+    known_hosts: dict[tuple[Any, ...], list[dict[str, Any]]] | None = None,
+) -> str:
+    """Return the sentence that says why a workload waits, with a link for each host that it names.
+
+    Return "" before the engine has planned the workload. ``known_hosts``: see ``waiting_numbers``.
+    """
+    numbers = reason_texts.waiting_numbers(workload, known_hosts)
+    sentence = reason_texts.reason_sentence(workload.reason_code, numbers, user)
+    hosts = [row["host"] for row in numbers.get("closed", ())]
+    return linked_hosts(sentence, hosts) if hosts else sentence
+
+
+def linked_hosts(sentence: str, hosts: Sequence[str]) -> SafeString:
+    """Return a sentence in which the names of these hosts are links to their pages."""
+    names = "|".join(sorted(map(re.escape, hosts), key=len, reverse=True))
+    parts = re.split(rf"(?<![\w.-])({names})(?![\w-])", sentence)
+    return format_html_join(
+        "",
+        "{}",
+        (
+            (format_html('<a href="{}">{}</a>', reverse("host", args=[part]), part) if place % 2 else part,)
+            for place, part in enumerate(parts)
+        ),
+    )
 
 
 def state_label(details: WorkloadDetails, user: User) -> str:

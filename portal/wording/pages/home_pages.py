@@ -24,3 +24,7 @@ def array_note(summary: str, held: str, cost: str) -> str:
     """
     holding = f" They hold {held}{f' and cost {cost} so far' if cost else ''}." if held else ""
     return f"Array of {summary}.{holding} Below: its first task that has not ended."
+
+
+APPROVALS = "Approvals"
+REQUESTS = "Requests"

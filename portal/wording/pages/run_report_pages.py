@@ -36,7 +36,7 @@ ADVICE_ANCHORS = {
 }
 NOT_MEASURED_TRACK = "{track}: not measured"
 CHART_TITLE = "The run over time"
-POINT_HINT = "a point is {length}, times in {zone}"
+POINT_HINT = "a point is {length}"
 GPUS_TITLE = "Each GPU"
 DAY_TITLE = "Its life"
 RESOURCES_TITLE = "What it used"

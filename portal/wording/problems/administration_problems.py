@@ -23,7 +23,8 @@ SAMPLES_LONGER_THAN_MINUTES = (
 DAYS_SHORTER_THAN_HOURS = "day_days is {given}; allowed: {allowed}, because hours are kept without limit."
 NOTHING_TO_CHANGE = "nothing to change is given; allowed: one or more of {allowed}."
 HEALTH_RULE_UNKNOWN = "code is {code}; allowed: {allowed}."
-MAINTENANCE_LENGTH = "end is {end}; allowed: after the start and within {days} days of it."
+MAINTENANCE_END = "end is {end}; allowed: after the start, {start}."
+MAINTENANCE_LENGTH = "end is {end}; allowed: up to {days} days after the start, {start}."
 MAINTENANCE_IS_PAST = "end is {end}, which is past; allowed: after {now}."
 DCGM_URL_INVALID = (
     "url is {given}; allowed: http or https, up to 300 characters, without a name, a password and a #, and "

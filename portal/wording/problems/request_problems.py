@@ -24,10 +24,13 @@ WORKLOAD_ENDED_OTHERWISE = "which ended as {outcome}"
 DEADLINE_IS_PAST = (
     "wanted_by is {given:%Y-%m-%d %H:%M} UTC, which is past; allowed: after {now:%Y-%m-%d %H:%M} UTC."
 )
-ARRAY_ALLOWED = "such as 0-9, 1,3,5-9:2 or 0-99%4: at most {tasks:,} tasks, with numbers up to {highest:,}"
-ARRAY_INVALID = "array is {given}; allowed: {allowed}."
-ARRAY_PART_INVALID = "array has the part {part}; allowed: {allowed}."
-ARRAY_TOO_LARGE = "array is {given}, {tasks:,} tasks; allowed: {allowed}."
+ARRAY_INVALID = "array is {given}; allowed: numbers and ranges such as 0-9, 1,3,5-9:2 or 0-99%4."
+ARRAY_PART_INVALID = (
+    "array has the part {part}; allowed: a number up to {highest:,}, or a range of at most {tasks:,} such "
+    "numbers."
+)
+ARRAY_TOO_LARGE = "array is {given}, {tasks:,} tasks; allowed: at most {most:,} tasks."
+ARRAY_AT_ONCE = "array is {given}, 0 tasks at the same time; allowed: 1 or more after %."
 RESERVATION_UNUSABLE = (
     "reservation is {reservation}; allowed: a reservation of {project} in {pool} that is not over."
 )

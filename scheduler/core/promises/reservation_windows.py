@@ -92,6 +92,14 @@ def _window_violation(
     )
 
 
+def _most_promised_to_team(promises: PromiseTimeline, ask: Ask, team: int, start: int, end: int) -> int:
+    """Return the most slots of the requested models that the team has promised or in use during a window."""
+    state = promises.state
+    models = {state.kinds[kind].model for kind in state.kinds_for(ask)}
+    times = {start, *promises.promise_starts_within(start, end)}
+    return max((promises.promised(model, time).get(team, 0) for model in models for time in times), default=0)
+
+
 def _quota_or_cap_violation(
     promises: PromiseTimeline, ask: Ask, kind: int, requester: ReservationRequester, start: int, end: int
 ) -> Reason:
@@ -188,7 +196,8 @@ def check_reservation_windows(
             limits = (max(now, earliest_shown, earliest), now + horizon)
             windows_found = first_windows(promises, ask, requester, end - start, limits)
         all_fit = all_fit and not code
-        results.append(WindowCheckResult(not code, code, numbers, windows_found))
+        promised = _most_promised_to_team(promises, ask, team, start, end)
+        results.append(WindowCheckResult(not code, code, numbers, windows_found, promised))
     return results
 
 
@@ -313,9 +322,12 @@ class WindowCheckResult:
     """The answer to the question whether a reservation fits in a window.
 
     If it does not fit, the answer has the reason, and possibly the first windows that fit instead.
+    ``promised_slots`` is the most that the team already has promised or in use during the window, of one
+    requested model.
     """
 
     fits: bool
     code: str = ""
     numbers: ReasonNumbers = ()
     first_windows: tuple[ReservationWindow, ...] = field(default=())
+    promised_slots: int = 0

@@ -125,14 +125,9 @@ def test_ended_and_stopping_work_shows_why_it_ends_and_not_why_it_started(
     assert client.get(f"{place}why/").json()["sentence"] == "It reached its longest runtime."
     rows.update(state="queued", stop_requested="", attempt=0, borrowed_slots=840)
     ended = client.post(f"{place}cancel/", {"why": "wrong data"}).json()
-    assert (ended["reason"], ended["borrowed_gpus"]) == ("You took it out of the queue: wrong data.", 0.0)
+    assert (ended["reason"], ended["borrowed_gpus"]) == ("You cancelled it: wrong data.", 0.0)
     lead = today_world.vision.lead
-    assert (
-        client_of(lead)
-        .get(f"{place}why/")
-        .json()["sentence"]
-        .endswith(" took it out of the queue: wrong data.")
-    )
+    assert client_of(lead).get(f"{place}why/").json()["sentence"].endswith(" cancelled it: wrong data.")
 
 
 def test_a_number_is_refused_where_text_is_required(today_world: World, client_of: Client) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.timezone import override
 
 from portal import tasks
 from portal.errors import Invalid
@@ -16,7 +17,7 @@ from portal.notices import delivery
 from portal.services.approvals import decisions, submissions
 from portal.services.calendar import recurring_reservations, reservation_preview, reservations
 from portal.sweeps.expired_submissions import expire_submissions
-from portal.wording import notice_texts
+from portal.wording import formatting, notice_texts
 from scheduler.models import Reservation
 from tests.portal.rejections import rejected
 from tests.portal.web.work_samples import signed_in
@@ -101,6 +102,28 @@ def test_requester_and_approvers_are_notified_once(world: World) -> None:
     assert {row.submission for row in found} == {submission}
     sentence = notice_texts.notice_sentence("submission_expired", found[0].numbers)
     assert "8 × H100" in sentence and "before its start" in sentence and world.vision.team.name in sentence
+
+
+def test_notices_of_a_request_and_its_decision_show_the_hours_of_their_reader(world: World) -> None:
+    submission = requested(world)
+    delivery.write_notices(world.now + SECOND)
+    decisions.approve_submission(actor=world.operator, submission=submission, now=world.now + 2 * SECOND)
+    delivery.write_notices(world.now + 3 * SECOND)
+    for reader, kind in ((world.operator, "approval_wanted"), (world.vision.member, "approved")):
+        notice = Notification.objects.get(user=reader, kind=kind)
+        reader.time_zone = "Asia/Kathmandu"
+        reader.save()
+        hours = window_in("Asia/Kathmandu", world.now + HOUR, world.now + 9 * HOUR)
+        assert hours in signed_in(reader).get(reverse("notifications")).content.decode()
+        for zone, header in (("America/Lima", {"Time-Zone": "America/Lima"}), ("UTC", {})):
+            answer = signed_in(reader).get("/api/v1/notifications/", headers=header).json()
+            said = next(row["sentence"] for row in answer["results"] if row["kind"] == notice.kind)
+            assert window_in(zone, world.now + HOUR, world.now + 9 * HOUR) in said
+
+
+def window_in(zone: str, start: datetime, end: datetime) -> str:
+    with override(zone):
+        return formatting.window(start, end)
 
 
 def test_an_approval_after_the_start_is_refused_with_the_reason(world: World) -> None:

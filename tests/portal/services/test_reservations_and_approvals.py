@@ -9,15 +9,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.urls import reverse
 
 from portal.errors import Invalid, NotAllowed
 from portal.models import Approval, AuditEvent, Membership, Submission
 from portal.services.approvals import decisions, effects, submissions
 from portal.services.calendar import reservation_preview, reservations
+from portal.wording import request_texts
 from portal.wording.refusal_texts import refusal_sentence
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Quota, Reservation
 from tests.portal.rejections import rejected
+from tests.portal.web.work_samples import signed_in
 from tests.seeds import first_cases
 from tests.world import H100, World
 
@@ -226,7 +229,45 @@ def test_a_lead_requests_a_quota_and_an_operator_changes_and_approves_it(world: 
     assert approval.changed_payload is not None and approval.changed_payload["guaranteed_gpus"] == 10
     event = AuditEvent.objects.get(verb="approve_submission")
     assert event.before is not None and event.after is not None
-    assert (event.before["guaranteed_gpus"], event.after["guaranteed_gpus"]) == (12, 10)
+    assert event.before == {"model": H100, "guaranteed_gpus": 8}
+    assert event.after == {"model": H100, "guaranteed_gpus": 10}
+    request = AuditEvent.objects.get(verb="request_quota_change")
+    assert (request.before, request.after) == (event.before, {"model": H100, "guaranteed_gpus": 12})
+
+
+def limit_borrowing(world: World, gpus: int) -> None:
+    Quota.objects.filter(team=world.vision.team, pool=world.shared, model=H100).update(
+        borrow_limit_slots=gpus * SLOTS_PER_GPU
+    )
+
+
+def test_a_request_changes_only_the_values_that_it_names(world: World) -> None:
+    limit_borrowing(world, 4)
+    submission = request_quota(world, 9)
+    what = "a quota of H100 80GB: guaranteed 8 → 9"
+    assert request_texts.submission_summary(submission.kind, submission.payload) == what
+    changes = effects.approval_effect(submission, world.now)["changes"]
+    assert [(each.label, each.before, each.after) for each in changes] == [("guaranteed", "8", "9")]
+    limit_borrowing(world, 6)  # another change is approved before this request
+    decisions.approve_submission(actor=world.operator, submission=submission, now=world.now)
+    quota = Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100)
+    assert (quota.guaranteed_slots, quota.borrow_limit_slots) == (9 * SLOTS_PER_GPU, 6 * SLOTS_PER_GPU)
+
+
+def test_a_lifted_limit_is_shown_as_before_and_after_and_an_equal_quota_is_refused(world: World) -> None:
+    limit_borrowing(world, 4)
+    with rejected("has this quota"):
+        request_quota(world, 8)
+    submission = request_quota(world, 8, borrow_limit_gpus=None)
+    summary = request_texts.submission_summary(submission.kind, submission.payload)
+    assert summary == "a quota of H100 80GB: may borrow 4 → no limit"
+    decisions.approve_submission(
+        actor=world.operator, submission=submission, now=world.now, changes={"borrow_limit_gpus": 5}
+    )
+    quota = Quota.objects.get(team=world.vision.team, pool=world.shared, model=H100)
+    assert (quota.guaranteed_slots, quota.borrow_limit_slots) == (8 * SLOTS_PER_GPU, 5 * SLOTS_PER_GPU)
+    page = signed_in(world.operator).get(reverse("submission", args=[submission.public_id])).content.decode()
+    assert "A quota of H100 80GB: may borrow 4 → 5" in page
 
 
 def test_the_guarantees_of_all_teams_never_exceed_the_pool(world: World) -> None:

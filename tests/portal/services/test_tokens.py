@@ -181,9 +181,14 @@ def test_a_removed_team_closes_its_service_accounts(world: World) -> None:
     assert token.revoked_at is not None and not account.is_active
 
 
-def quota_request(world: World, author: User) -> Submission:
+def quota_request(world: World, author: User, gpus: int = 3) -> Submission:
     return submissions.request_quota_change(
-        actor=author, team=world.vision.team, pool=world.shared, model=H100, guaranteed_gpus=3, now=world.now
+        actor=author,
+        team=world.vision.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=gpus,
+        now=world.now,
     )
 
 
@@ -198,7 +203,7 @@ def test_nobody_decides_an_own_request_where_there_are_two_operators(world: Worl
         operator=True,
         now=now,
     )
-    own = quota_request(world, operator)
+    own = quota_request(world, operator, 4)
     for decide in (
         lambda: decisions.approve_submission(actor=operator, submission=own, now=now),
         lambda: decisions.decline_submission(actor=operator, submission=own, comment="no", now=now),

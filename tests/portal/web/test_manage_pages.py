@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 
 import pytest
 from django.test import Client
@@ -11,8 +11,9 @@ from django.utils import timezone
 
 from agent.gpu.simulated_models import parse_mig, parse_models
 from agent.protocol import JoinRequest
-from portal.models import Submission, User
-from portal.services.approvals import submissions
+from portal import policy
+from portal.models import Organisation, Submission, User
+from portal.services.approvals import budget_requests, submissions
 from portal.services.calendar import reservations
 from scheduler import services as scheduling
 from scheduler.models import Host, MaintenanceWindow, Quota, Reservation, Run
@@ -261,6 +262,28 @@ def test_a_lead_requests_a_quota_and_an_operator_approves_a_changed_one(world: W
     assert "Five for now" in lead.get(reverse("submission", args=[row.public_id])).content.decode()
 
 
+def test_the_quota_form_shows_the_present_values_and_submits_only_what_changed(world: World) -> None:
+    quota = Quota.objects.filter(team=world.vision.team, pool=world.shared, model=H100)
+    quota.update(borrow_limit_slots=4 * 840)
+    lead, url = signed_in(world.vision.lead), reverse("quota-change", args=["vision"])
+    page = lead.get(url, {"pool": "shared", "model": H100})
+    form = page.context["form"]
+    posted = {name: form[name].value() for name in form.fields} | {
+        f"initial-{name}": form[name].value() for name in form.fields if form.fields[name].show_hidden_initial
+    }
+    assert (posted["guaranteed_gpus"], posted["borrow_limit_gpus"]) == (8, 4)
+    assert 'name="initial-borrow_limit_gpus" value="4"' in page.content.decode()
+    values = {name: "" if value is None else value for name, value in posted.items()}
+    assert lead.post(url, values).status_code == 400, "nothing has changed"
+    quota.update(borrow_limit_slots=6 * 840)  # another person changes the limit while the page is open
+    assert lead.post(url, values | {"guaranteed_gpus": 9}).status_code == 302
+    row = Submission.objects.get()
+    assert (row.payload["guaranteed_gpus"], row.payload["borrow_limit_gpus"]) == (9, 6)
+    effect = signed_in(world.operator).get(reverse("approvals")).content.decode()
+    assert "Guaranteed</td>" in effect and "May borrow</td>" not in effect
+    assert "A quota of H100 80GB: guaranteed 8 → 9" in effect
+
+
 def test_a_lead_is_warned_before_requesting_more_than_is_available(world: World) -> None:
     lead, operator = signed_in(world.language.lead), signed_in(world.operator)
     url = reverse("quota-change", args=["language"])
@@ -366,7 +389,7 @@ def test_several_submissions_are_approved_together_and_those_that_fail_stay_wait
 
 def test_deciding_without_a_ticked_submission_says_so(world: World) -> None:
     page = signed_in(world.operator).post(reverse("submissions-decide"), {"verb": "approve"}, follow=True)
-    assert "Nothing is ticked" in page.content.decode()
+    assert "Nothing is selected" in page.content.decode()
 
 
 def test_approving_a_large_reservation_shows_its_effect_first(world: World) -> None:
@@ -415,8 +438,63 @@ def test_an_unknown_filter_of_kinds_is_refused_and_not_answered_with_an_empty_li
         "kind is &#x27;nonsense&#x27;; allowed: reservation, series, window_change, quota_change, "
         "membership, budget" in page
     )
-    assert "Nothing waits for you" not in page
+    assert "Nothing waits" not in page
     assert operator.get(reverse("approvals"), {"kind": "quota_change"}).status_code == 200
+
+
+def quota_request(world: World) -> Submission:
+    return submissions.request_quota_change(
+        actor=world.vision.lead,
+        team=world.vision.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=9,
+        now=world.now,
+    )
+
+
+def test_a_lead_has_a_link_to_requests_and_selects_only_those_that_a_lead_decides(world: World) -> None:
+    quota_request(world)
+    lead = signed_in(world.vision.lead)
+    assert f'href="{reverse("approvals")}"' in lead.get(reverse("tokens")).content.decode()
+    member = signed_in(world.vision.member).get(reverse("tokens")).content.decode()
+    assert f'href="{reverse("approvals")}"' not in member
+    page = lead.get(reverse("approvals")).content.decode()
+    assert "<h1>Requests</h1>" in page and "guaranteed 8 → 9" in page
+    assert "Approve selected" not in page and 'type="checkbox"' not in page
+    wish = submissions.request_membership(actor=world.stranger, team=world.vision.team, now=world.now)
+    page = lead.get(reverse("approvals")).content.decode()
+    assert "Approve selected" in page and page.count('type="checkbox"') == 1
+    assert f'value="{wish.public_id}"' in page
+
+
+def test_the_submissions_that_can_be_selected_are_those_that_the_policy_lets_a_user_decide(
+    world: World,
+) -> None:
+    quota_request(world)
+    submissions.request_membership(actor=world.stranger, team=world.vision.team, now=world.now)
+    budget_requests.request_budget(
+        actor=world.vision.lead, team=world.vision.team, month=date(2026, 3, 1), amount="10", now=world.now
+    )
+    own = quota_request_of_operator(world)
+    rows = list(Submission.objects.select_related("author"))
+    for separate in (True, False):
+        Organisation.objects.update(separate_approver=separate)
+        for role, user in world.people.items():
+            found = policy.decidable_submissions(user, rows)
+            assert found == {row.pk for row in rows if policy.may(user, "submission.decide", row)}, role
+        assert (own.pk in policy.decidable_submissions(world.operator, rows)) is not separate
+
+
+def quota_request_of_operator(world: World) -> Submission:
+    return submissions.request_quota_change(
+        actor=world.operator,
+        team=world.language.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=5,
+        now=world.now,
+    )
 
 
 def test_several_submissions_are_decided_only_by_a_known_action(world: World) -> None:

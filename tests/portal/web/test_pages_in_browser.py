@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from pytest_django.plugin import DjangoDbBlocker
 
 from portal.models import User
+from portal.services.approvals import submissions
 from scheduler.models import Allocation, Workload
 from scheduler.runs import logs
 from telemetry.models import Charge
@@ -26,7 +27,7 @@ from tests.portal.charged_january import MONTH, charged
 from tests.portal.web.work_samples import make_waiting, run_job, start
 from tests.telemetry.test_rollups import write_samples
 from tests.waiting import PAGE_MILLISECONDS, wait_until
-from tests.world import PASSWORD, SHARED_WORLD, World
+from tests.world import H100, PASSWORD, SHARED_WORLD, World
 
 __all__ = ["charged"]
 pytestmark = [
@@ -81,7 +82,38 @@ def test_the_first_page_after_signing_in_uses_the_time_zone_of_the_browser(
 ) -> None:
     page = sign_in(browser, live_server, world.vision.member.username, timezone_id=LIMA)
     assert page.locator("html").get_attribute("data-zone") == LIMA
-    assert page.locator("[data-zone-text]").inner_text() == f"Times in {LIMA}"
+    assert page.get_by_text(f"Times in {LIMA}", exact=True).count() == 1
+    # A deep link without the cookie is loaded again once, so that all of its times have one zone.
+    page.context.clear_cookies(name="tz")
+    page.goto(f"{live_server.url}/tokens/")
+    expect(page.locator("html")).to_have_attribute("data-zone", LIMA)
+
+
+def test_no_single_key_decides_a_request(world: World, live_server: Any, browser: Browser) -> None:
+    row = submissions.request_quota_change(
+        actor=world.vision.lead,
+        team=world.vision.team,
+        pool=world.shared,
+        model=H100,
+        guaranteed_gpus=9,
+        now=world.now,
+    )
+
+    def state() -> str:
+        row.refresh_from_db()
+        return row.state
+
+    page = sign_in(browser, live_server, world.operator.username)
+    page.goto(f"{live_server.url}/approvals/")
+    approve = page.get_by_role("button", name="Approve", exact=True)
+    page.keyboard.press("a")
+    page.get_by_label("Reason, sent to the author").press("Enter")
+    page.keyboard.press("Alt+Shift+A")
+    expect(approve).to_be_focused()
+    assert state() == "waiting" and page.url.endswith("/approvals/")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Nothing waits", exact=True)).to_be_visible()
+    assert state() == "approved"
 
 
 def test_no_field_of_the_request_form_is_covered(world: World, live_server: Any, browser: Browser) -> None:
@@ -141,10 +173,10 @@ def test_confirming_a_stop_works_after_the_page_refreshed_itself(
     page.evaluate("const part = document.getElementById('live-part'); part.outerHTML = part.outerHTML;")
     with page.expect_navigation():
         page.locator("#confirm").get_by_role("button", name="Stop desk").click()
-    expect(page.get_by_text("desk is being stopped.")).to_be_visible()
+    expect(page.get_by_text("desk is being cancelled: it is asked to save and to end.")).to_be_visible()
     desk.refresh_from_db()
     assert (desk.state, desk.stop_requested) == ("stopping", "cancelled")
-    expect(page.locator("#live-part")).to_contain_text("It is being stopped by you.")
+    expect(page.locator("#live-part")).to_contain_text("It is being cancelled by you.")
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.urls import reverse
 from django.utils import timezone
 
+from portal.web.work.workload_text import linked_hosts
 from scheduler.models import Allocation, Run, Workload
 from scheduler.services import hosts
 from telemetry.health.rules import apply_rules_to_events
@@ -43,6 +44,31 @@ def test_work_that_has_to_stop_shows_the_reason(world: World) -> None:
     assert "Why goes is being stopped" in page
     assert "Its host alpha is taken out of service: looking at fans." in page
     assert "Moved from its host" in page
+
+
+def test_work_that_waits_for_closed_hosts_names_each_with_its_state_and_a_link(world: World) -> None:
+    now = timezone.now()
+    hosts.cordon_host(world.hosts["alpha"], reason="fan", now=now)
+    hosts.drain_host(world.hosts["beta"], reason="fan", now=now)
+    world.hosts["gamma"].gpus.update(repair_state="out")  # of another model
+    work = make_waiting(world, world.vision, "waits")
+    Workload.objects.filter(pk=work.pk).update(
+        reason_code="host_closed", reason_numbers={"hosts": 3, "codes": ["host_closed"]}, models_wanted=[H100]
+    )
+    client = signed_in(world.vision.member)
+    said = "The hosts that could run it take no new work: {} is cordoned and {} is draining."
+    linked = said.format(
+        *(f'<a href="{reverse("host", args=[name])}">{name}</a>' for name in ("alpha", "beta"))
+    )
+    assert linked in page_of(world, work)
+    assert linked in client.get(reverse("queue")).content.decode()
+    answer = client.get(f"/api/v1/workloads/{work.public_id}/").json()
+    assert answer["reason"] == said.format("alpha", "beta")
+
+
+def test_links_of_hosts_escape_the_sentence_and_match_whole_names() -> None:
+    linked = linked_hosts("h1 & h10, h1-a and h1.", ["h1"])
+    assert linked == '<a href="/hosts/h1/">h1</a> &amp; h10, h1-a and <a href="/hosts/h1/">h1</a>.'
 
 
 def test_requeued_work_shows_why_it_waits_and_why_it_moved(world: World) -> None:
@@ -117,8 +143,5 @@ def test_ended_work_shows_how_it_ended_or_that_it_never_ran(world: World) -> Non
     never = make_waiting(world, world.vision, "given up")
     Workload.objects.filter(pk=never.pk).update(state="ended", outcome="cancelled", ended_at=timezone.now())
     assert "Why over ended" in (page := page_of(world, ended)) and "It finished." in page
-    assert (
-        "Why given up never ran" in (other := page_of(world, never))
-        and "It was taken out of the queue." in other
-    )
+    assert "Why given up never ran" in (other := page_of(world, never)) and "It was cancelled." in other
     assert not [words for words in OF_WAITING_ALONE if words in page + other]

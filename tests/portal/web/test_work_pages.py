@@ -17,7 +17,7 @@ from portal.reads.work import workload_details
 from portal.web.components.state_display import STATE_DISPLAY
 from portal.web.work import workload_card, workload_text
 from portal.wording import state_labels
-from scheduler.models import Allocation, Host, Reservation, Run, Workload
+from scheduler.models import Allocation, Host, Quota, Reservation, Run, Workload
 from scheduler.state.states import ReservationState, WorkloadState
 from telemetry.health.rules import apply_rules_to_events
 from telemetry.models import HealthEvent, Price
@@ -411,8 +411,29 @@ def test_pages_use_the_time_zone_of_the_user_then_the_browser_then_the_organisat
     world.vision.member.time_zone = "Europe/Oslo"
     world.vision.member.save()
     page = client.get(some_page).content.decode()
-    assert "Times in Europe/Oslo" in page
-    assert "data-zone-fixed" in page
+    assert "Times in Europe/Oslo" in page and "data-zone-guessed" not in page
+
+
+def test_pages_about_money_use_the_zone_of_the_organisation_and_others_that_of_the_viewer(
+    world: World,
+) -> None:
+    world.organisation.time_zone = "Asia/Tokyo"
+    world.organisation.save()
+    client = signed_in(world.finance)
+    client.cookies["tz"] = "America/Lima"
+    price = Price.objects.create(
+        model=H100,
+        valid_from=dt.datetime(2026, 3, 1, 18, tzinfo=dt.UTC),
+        cost_per_gpu_hour=1,
+        price_per_gpu_hour=2,
+        currency="EUR",
+        created_at=timezone.now(),
+    )
+    card = client.get(reverse("rate-card")).content.decode()
+    assert f'id="price-{price.pk}"' in card and "2 Mar" in card and "03:00</time>" in card
+    assert "Times in Asia/Tokyo" in card and "data-zone-guessed" not in card
+    assert "Times in America/Lima" in client.get(reverse("tokens")).content.decode()
+    assert "Times in America/Lima" in client.get(reverse("utilisation")).content.decode()
 
 
 def test_the_preferred_theme_applies_until_the_browser_chooses(world: World) -> None:
@@ -501,7 +522,7 @@ def test_an_ended_notebook_shows_its_gpus_and_that_it_was_stopped(world: World) 
         state="ended", outcome="cancelled", stop_requested="cancelled", ended_at=now
     )
     desk.refresh_from_db()
-    assert workload_text.displayed_state(desk) == "stopped"
+    assert workload_text.displayed_state(desk) == "cancelled"
     owner = signed_in(world.vision.member)
     for listed in ("notebooks", "home"):
         page = owner.get(reverse(listed)).content.decode()
@@ -698,17 +719,16 @@ def test_everybody_who_sees_a_notebook_sees_who_stopped_it(world: World) -> None
     owner.post(reverse("workload-cancel", args=[waiting.public_id]), {"confirmed": "1"})
     name = world.vision.lead.username
     page = owner.get(reverse("notebook", args=[desk.public_id])).content.decode()
-    assert f"It is being stopped by {name}: the GPU is needed." in page
+    assert f"It is being cancelled by {name}: the GPU is needed." in page
     Workload.objects.filter(pk=desk.pk).update(state="ended", outcome="cancelled", ended_at=timezone.now())
     page = owner.get(reverse("notebook", args=[desk.public_id])).content.decode()
-    assert f"{name} stopped it: the GPU is needed." in page
-    assert f"Stopped by {name}" in page
-    assert "Cancelled" not in page
+    assert f"{name} cancelled it: the GPU is needed." in page
+    assert f"Cancelled by {name}" in page
     for listed in ("home", "notebooks"):
-        assert f"Stopped by {name}" in owner.get(reverse(listed)).content.decode()
-    assert "Stopped by you" in lead.get(reverse("notebooks")).content.decode()
+        assert f"Cancelled by {name}" in owner.get(reverse(listed)).content.decode()
+    assert "Cancelled by you" in lead.get(reverse("notebooks")).content.decode()
     job = owner.get(reverse("job", args=[waiting.public_id])).content.decode()
-    assert "You took it out of the queue." in job
+    assert "You cancelled it." in job
     assert "Cancelled by you" in job
 
 
@@ -906,7 +926,7 @@ def test_the_preview_shows_free_units_cost_and_the_equivalent_commands(world: Wo
     assert "It fits." in page
     assert "gpupool reservation create" in page
     assert "/api/v1/reservations/" in page
-    assert "Takes from the guarantee of Vision" in page
+    assert "Vision has then" in page and "2 of 8" in page and "Within the guarantee" in page
     assert not Reservation.objects.exists()
 
 
@@ -948,6 +968,32 @@ def test_the_shown_api_call_creates_the_request_and_the_shown_options_exist(
     known = {option for parameter in command.params for option in parameter.opts + parameter.secondary_opts}  # type: ignore[attr-defined]
     options = spoken[3 : spoken.index("--")] if "--" in spoken else spoken[3:]
     assert {word for word in options if word.startswith("--")} <= known
+
+
+def test_a_reservation_above_a_limit_has_a_red_window_and_one_answer_about_the_quota(world: World) -> None:
+    client = signed_in(world.vision.member)
+    reserve(world, world.vision, "mine", hours=20, length=16, units=6)
+    Quota.objects.filter(team=world.vision.team, pool=world.shared, model=H100).update(borrow_limit_slots=0)
+    answer = client.post(reverse("ask-preview"), ask_data(world, count="4"))
+    view, page = answer.context["view"], answer.content.decode()
+    assert not view["fits"] and "may hold 8 GPUs" in view["blocks"][0]["text"]
+    assert (view["quota"]["held"], view["quota"]["after"]) == ("6 of 8", "10 of 8")
+    assert view["quota"]["over"] == 4 and "Within the guarantee" not in page
+    assert "free-short" in {bar["kind"] for bar in view["chart"]["bars"]}
+    assert "free-range" not in {bar["kind"] for bar in view["chart"]["bars"]}
+    assert "your range: does not fit" in page
+
+
+def test_a_job_that_waits_has_one_expected_start_and_no_chart_of_another_plan(world: World) -> None:
+    run_job(world, world.language, "first", host="alpha", gpus=list(range(8)))
+    run_job(world, world.robotics, "second", host="beta", gpus=list(range(8)))
+    answer = signed_in(world.vision.member).post(
+        reverse("ask-preview"), ask_data(world, kind="job", command="true")
+    )
+    view, page = answer.context["view"], answer.content.decode()
+    assert view["expected_start"] is not None and not view["starts_now"]
+    assert page.count(f"Expected start: {view['likely']}.") == 2, "the note and the line beside Submit"
+    assert "chart" not in view and "Within the guarantee" not in page
 
 
 @pytest.mark.long

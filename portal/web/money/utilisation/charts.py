@@ -8,7 +8,6 @@ from typing import Any
 from django.urls import reverse
 
 from portal.reads.utilisation.answers import WEEKDAY_LABELS, live_units
-from portal.reads.utilisation.period import zone_name
 from portal.web.components.quantities import percent
 from portal.web.money.chart import UtilisationChart, csv_columns_of
 from portal.web.money.utilisation.demand_chart import addresses_of_hours, demand_chart
@@ -118,7 +117,7 @@ def _weekday_hour_chart(query: UtilisationQuery) -> UtilisationChart:
     columns = csv_columns_of("Day", *(f"{hour:02d}" for hour in range(0, 24, 3)))
     return UtilisationChart(
         "When GPUs work",
-        utilisation_texts.RHYTHM_HINT.format(zone=zone_name(zone)),
+        utilisation_texts.RHYTHM_HINT,
         figure,
         columns,
         rows,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from portal.reads.utilisation.answers import WEEKDAY_LABELS
-from portal.reads.utilisation.period import zone_name
 from portal.web.components.quantities import grouped
 from portal.web.money.chart import UtilisationChart, csv_columns_of
 from portal.web.money.utilisation.query import UtilisationQuery
@@ -57,7 +56,7 @@ def demand_chart(query: UtilisationQuery) -> UtilisationChart:
     ]
     return UtilisationChart(
         utilisation_texts.DEMAND_TITLE,
-        utilisation_texts.DEMAND_HINT.format(gpus=grouped(capacity), zone=zone_name(zone)),
+        utilisation_texts.DEMAND_HINT.format(gpus=grouped(capacity)),
         figure,
         csv_columns_of("Day", *(f"{hour:02d}" for hour in range(0, 24, 3))),
         rows,

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.utils import timezone
-
 from portal.reads.utilisation.drill import GpuHours, GpuRun, RunSamples, gpu_hours, gpu_runs, hours_of
-from portal.reads.utilisation.period import zone_name
 from portal.web.components.quantities import grouped, percent, short_duration
 from portal.web.money.chart import UtilisationChart, csv_columns_of
 from portal.web.money.utilisation.fleet_chart import busy_map, fleet_address
@@ -39,7 +36,7 @@ def host_chart(query: UtilisationQuery, host: Host) -> UtilisationChart:
     columns = [{"label": "GPU"}, {"label": "Model"}, *csv_columns_of("", "Mean utilisation", "Highest")[1:]]
     return UtilisationChart(
         drill_texts.HOST_TITLE.format(host=host.name),
-        drill_texts.HOST_HINT.format(zone=zone_name(query.period.zone)),
+        drill_texts.HOST_HINT,
         figure,
         columns,
         rows,
@@ -87,7 +84,7 @@ def gpu_chart(query: UtilisationQuery, host: Host, gpu: Gpu) -> UtilisationChart
     }
     return UtilisationChart(
         drill_texts.GPU_TITLE.format(index=gpu.index, host=host.name),
-        drill_texts.GPU_HINT.format(zone=zone_name(query.period.zone)),
+        drill_texts.GPU_HINT,
         figure,
         [*[{"label": label} for label in drill_texts.RUN_COLUMNS], {"label": "Share", "numeric": True}],
         [_run_row(query, run, at) for run in runs],
@@ -125,8 +122,7 @@ def _run_bar(query: UtilisationQuery, run: GpuRun, at: dict[str, str]) -> dict[s
 
 
 def _run_row(query: UtilisationQuery, run: GpuRun, at: dict[str, str]) -> list[Any]:
-    with timezone.override(query.period.zone):
-        times = [date_and_time(run.start), date_and_time(run.end) if run.end else drill_texts.RUNNING]
+    times = [date_and_time(run.start), date_and_time(run.end) if run.end else drill_texts.RUNNING]
     if run.workload is None:
         return [drill_texts.OTHER_WORK, "", *times, percent(run.share)]
     address = fleet_address(query, **at, run=str(run.workload.public_id))
@@ -169,7 +165,7 @@ def sample_charts(query: UtilisationQuery, host: Host, gpu: Gpu, run: RunSamples
         found.append(
             UtilisationChart(
                 label,
-                drill_texts.RUN_HINT.format(label=label.lower(), zone=zone_name(query.period.zone)),
+                drill_texts.RUN_HINT.format(label=label.lower()),
                 figure,
                 csv_columns_of("Time", f"{label}, {unit}"),
                 _point_rows(query, points),

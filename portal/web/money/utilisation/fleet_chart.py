@@ -11,7 +11,6 @@ from django.urls import reverse
 
 from portal.reads.utilisation.drill_parameters import PERIOD_PARAMETERS
 from portal.reads.utilisation.fleet_map import FleetMap, FleetRow, fleet_map
-from portal.reads.utilisation.period import zone_name
 from portal.web.components.quantities import grouped
 from portal.web.money.chart import UtilisationChart, csv_columns_of
 from portal.web.money.utilisation.query import UtilisationQuery
@@ -61,9 +60,7 @@ def _map_chart(query: UtilisationQuery, grid: FleetMap, period: str) -> Utilisat
         [{"text": name, "url": address}, grouped(row.hosts), *_mean_and_top(row.busy)]
         for name, address, row in zip(names, addresses, grid.rows, strict=True)
     ]
-    hint = drill_texts.FLEET_HINT.format(
-        hours=grid.step / timedelta(hours=1), zone=zone_name(query.period.zone)
-    )
+    hint = drill_texts.FLEET_HINT.format(hours=grid.step / timedelta(hours=1))
     return UtilisationChart(
         drill_texts.FLEET_TITLE,
         drill_texts.FLEET_OF_ALL_WORK.format(hint=hint) if query.selects_work else hint,

@@ -21,12 +21,9 @@ HOURS_PER_DAY = 24
 def forecast_chart(query: UtilisationQuery) -> UtilisationChart:
     """Return a chart of the mean GPUs that are wanted each day. A row of its table opens a pool and model."""
     outlook = query.outlook
-    tested = outlook.forecast.backtest
     return UtilisationChart(
         utilisation_texts.FORECAST_TITLE,
-        utilisation_texts.FORECAST_HINT.format(
-            backtest=findings.backtest_text(tested), zone=query.fixed_zone
-        ),
+        _hint(query),
         _figure(outlook),
         csv_columns_of("Pool and model", *utilisation_texts.FORECAST_COLUMNS),
         [_row(query, part) for part in outlook.parts],
@@ -38,6 +35,15 @@ def forecast_chart(query: UtilisationQuery) -> UtilisationChart:
         ),
         empty=utilisation_texts.FORECAST_EMPTY,
     )
+
+
+def _hint(query: UtilisationQuery) -> str:
+    """Return the hint of the chart. It names the zone of the days if the page has another zone."""
+    tested = query.outlook.forecast.backtest
+    hint = utilisation_texts.FORECAST_HINT.format(backtest=findings.backtest_text(tested))
+    if query.period.zone == query.fixed_zone:
+        return hint
+    return utilisation_texts.FORECAST_DAYS_IN_ZONE.format(hint=hint, zone=query.fixed_zone)
 
 
 def _figure(outlook: DemandOutlook) -> dict[str, Any]:

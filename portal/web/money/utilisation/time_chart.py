@@ -6,9 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.urls import reverse
-from django.utils import timezone
 
-from portal.reads.utilisation.period import zone_name
 from portal.web.components.quantities import grouped
 from portal.web.money.chart import UtilisationChart, csv_columns_of
 from portal.web.money.utilisation.query import UtilisationQuery
@@ -35,7 +33,7 @@ EVENT_SYMBOLS = {
 
 # Not split: the function builds the figure and the table of one chart from the same rows.
 def use_over_time_chart(query: UtilisationQuery) -> UtilisationChart:
-    zone, step = query.period.zone, default_step(query.filters)
+    step = default_step(query.filters)
     series = query.series
     teams = query.held_teams
     starts = series[0].starts if series else []
@@ -86,7 +84,7 @@ def use_over_time_chart(query: UtilisationQuery) -> UtilisationChart:
     together = [sum(values) for values in zip(*(line.held for line in series), strict=True)]
     return UtilisationChart(
         "Use over time",
-        utilisation_texts.HELD_HINT.format(hours=step / timedelta(hours=1), zone=zone_name(zone)),
+        utilisation_texts.HELD_HINT.format(hours=step / timedelta(hours=1)),
         figure,
         csv_columns_of("Team", "Mean GPUs", "Highest"),
         totals,
@@ -165,10 +163,9 @@ def _event_table(query: UtilisationQuery) -> dict[str, Any] | None:
 
 
 def _event_time(event: UseEvent, query: UtilisationQuery) -> str:
-    with timezone.override(query.period.zone):
-        if event.end is not None:
-            return window(event.start, event.end)
-        text = date_and_time(event.start)
+    if event.end is not None:
+        return window(event.start, event.end)
+    text = date_and_time(event.start)
     return utilisation_texts.SINCE.format(start=text) if event.kind in LASTING else text
 
 

@@ -26,6 +26,7 @@ from portal.web.page.access import InvalidAddress, address_checks, current_user,
 from portal.web.page.csv_export import csv_response
 from portal.web.page.memberships import led_teams
 from portal.web.page.organisation import current_currency, current_organisation
+from portal.web.page.time_zone import show_times_in
 from portal.wording.formatting import date_and_time
 from portal.wording.pages.money import money_pages, utilisation_texts
 from scheduler.cycle.gc_pause import gc_paused
@@ -51,8 +52,7 @@ def _page_context(query: UtilisationQuery) -> dict[str, Any]:
     query.load_shared_rows()
     charts = {name: utilisation_charts.make_chart(name, query) for name in utilisation_charts.CHART_ORDER}
     freshness = data_freshness(query.filters)
-    with timezone.override(query.period.zone):
-        charged_until = date_and_time(freshness.charged_until) if freshness.charged_until else ""
+    charged_until = date_and_time(freshness.charged_until) if freshness.charged_until else ""
     return {
         "charts": [
             {"chart": chart, "csv": query.csv_address(name), "name": name, "height": chart.height}
@@ -101,13 +101,13 @@ def _cell(value: Any) -> Any:
 
 
 def utilisation_query(request: HttpRequest, given: Mapping[str, str] | None = None) -> UtilisationQuery:
-    """Return the query of the address, or of the ``given`` parameters.
+    """Return the query of the address, or of the ``given`` parameters. The page gets the zone of its period.
 
     Raises InvalidAddress for a parameter that is unknown or has an unknown value.
     """
     organisation = current_organisation(request)
     with address_checks():
-        return read_scope(
+        query = read_scope(
             UtilisationQuery,
             request.GET.dict() if given is None else given,  # type: ignore[arg-type]
             current_user(request),
@@ -116,6 +116,8 @@ def utilisation_query(request: HttpRequest, given: Mapping[str, str] | None = No
             currency=current_currency(request),
             led_teams=partial(led_teams, request, current_user(request)),
         )
+    show_times_in(request, query.period.zone)
+    return query
 
 
 def _period_choices(query: UtilisationQuery) -> list[dict[str, Any]]:

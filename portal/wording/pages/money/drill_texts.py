@@ -8,9 +8,7 @@ NO_GPU = "none, because the host has no GPU"
 LEVEL_WITHOUT = "{field} is {given}; allowed: together with {needs}."
 FLEET = "Fleet"
 FLEET_TITLE = "Every host, hour by hour"
-FLEET_HINT = (
-    "mean utilisation of the GPUs of each host where measured, in steps of {hours:g} h; times in {zone}"
-)
+FLEET_HINT = "mean utilisation of the GPUs of each host where measured, in steps of {hours:g} h"
 FLEET_OF_ALL_WORK = "{hint}; of all work on the hosts: only the filters of pool and model apply"
 FLEET_FOLDED = "{hosts} hosts with {gpus} GPUs, {rows} hosts a row"
 FLEET_ROWS = "{hosts} hosts with {gpus} GPUs"
@@ -19,14 +17,12 @@ OPENS_HOST = "A click opens the host, then its GPUs, a run and its samples."
 ROW_OF_HOSTS = "{first} to {last}"
 FLEET_HOVER = "%{y}, %{x}: utilisation %{z} %<extra></extra>"
 HOST_TITLE = "GPUs of {host}, hour by hour"
-HOST_HINT = "mean utilisation of each GPU in each hour; times in {zone}"
+HOST_HINT = "mean utilisation of each GPU in each hour"
 GPU_TITLE = "GPU {index} of {host}"
-GPU_HINT = "mean utilisation in each hour; bars: who held the GPU; times in {zone}"
+GPU_HINT = "mean utilisation in each hour; bars: who held the GPU"
 OPENS_GPU = "A click opens the GPU."
 OPENS_RUN = "A click on a run opens its samples."
-RUN_HINT = (
-    "{label}, at most 600 points of the samples; no line is drawn where samples are missing; times in {zone}"
-)
+RUN_HINT = "{label}, at most 600 points of the samples; no line is drawn where samples are missing"
 OTHER_WORK = "work of another team"
 NO_SAMPLES = "No sample of this run is stored for this period. Samples are kept for a limited time."
 READING_LABELS = {

@@ -17,8 +17,7 @@ TYPICAL_WAIT = "Typical wait"
 LONG_WAIT = "1 in 20 longer than {wait}"
 SAVED_BY_POOLING = "Saved by pooling"
 A_MONTH = "{cost} a month"
-PERIOD_IN_ZONE = "{window}, {zone}"
-HELD_HINT = "mean GPUs held by team in each step of {hours:g} h, times in {zone}"
+HELD_HINT = "mean GPUs held by team in each step of {hours:g} h"
 USE_BY_HINT = (
     "mean GPUs over the period; bars: held GPUs times their utilisation, and the rest of the held GPUs; "
     "Charged: sum of the charge lines, which may differ from a statement by a cent"
@@ -34,7 +33,7 @@ USE_BY_COLUMNS_ALONE = (
 USE_BY_COLUMNS = ("Mean GPUs", "Against before", *USE_BY_COLUMNS_ALONE[1:])
 NOW_HINT = "utilisation at the last reading"
 NOW_SIMULATED_HINT = "utilisation at the last reading, simulated hosts"
-RHYTHM_HINT = "mean utilisation of held GPUs by weekday and hour, times in {zone}"
+RHYTHM_HINT = "mean utilisation of held GPUs by weekday and hour"
 SAVING_HINT = (
     "GPUs that suffice for 19 of 20 hours: each team alone, and all together; the mark is what there is"
 )
@@ -105,8 +104,7 @@ GUARANTEED_LABEL = "guaranteed {gpus}"
 BEFORE_TRACE = "before"
 DEMAND_TITLE = "When GPUs are wanted"
 DEMAND_HINT = (
-    "mean GPUs held and waited for by weekday and hour; ○ is above the {gpus} GPUs that there were at most; "
-    "times in {zone}"
+    "mean GPUs held and waited for by weekday and hour; ○ is above the {gpus} GPUs that there were at most"
 )
 OPENS_HOUR_OF_DEMAND = "A click opens the hour of that weekday and time with the highest demand."
 EVENTS_TRACE = "events"
@@ -147,8 +145,9 @@ OPENS_REPORT = "A click opens the report of the last run."
 FORECAST_TITLE = "What will be wanted"
 FORECAST_HINT = (
     "mean GPUs held and waited for each day, and the next 4 weeks with the range of 8 in 10 days; "
-    "of all teams, whatever the period; {backtest}; days in {zone}"
+    "of all teams, whatever the period; {backtest}"
 )
+FORECAST_DAYS_IN_ZONE = "{hint}; days in {zone}"
 FORECAST_COLUMNS = (
     "Last 4 weeks",
     "Next 4 weeks",
