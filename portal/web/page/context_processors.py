@@ -72,10 +72,12 @@ def page_frame(request: HttpRequest) -> dict[str, Any]:
 def _build_page_frame(request: HttpRequest, user: User) -> dict[str, Any]:
     organisation = current_organisation(request)
     memberships = current_memberships(request, user)
+    may_request = bool(memberships) and not user.auditor
     return {
         "organisation": organisation,
+        "may_request": may_request,
         "currency": current_currency(request),
-        "nav": _navigation_sections(request, user, memberships),
+        "nav": _navigation_sections(request, user, may_request),
         "search_url": reverse("search"),
         "simulated_notice": _simulation_notice(user, organisation),
         "viewer_line": _viewer_line(user, memberships),
@@ -85,11 +87,9 @@ def _build_page_frame(request: HttpRequest, user: User) -> dict[str, Any]:
     }
 
 
-def _navigation_sections(
-    request: HttpRequest, user: User, memberships: list[Membership]
-) -> list[dict[str, Any]]:
+def _navigation_sections(request: HttpRequest, user: User, may_request: bool) -> list[dict[str, Any]]:
     counts = _navigation_counts(user)
-    hidden = _hidden_entries(user, bool(memberships))
+    hidden = _hidden_entries(user, may_request)
     here = request.path
     sections = []
     for title, entries in NAVIGATION:
@@ -107,9 +107,9 @@ def _navigation_sections(
     return sections
 
 
-def _hidden_entries(user: User, in_a_team: bool) -> set[str]:
+def _hidden_entries(user: User, may_request: bool) -> set[str]:
     hidden = set()
-    if not in_a_team or user.auditor:
+    if not may_request:
         hidden.add("ask")
     if not policy.may(user, "approval.see"):
         hidden.add("approvals")

@@ -8,6 +8,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
+from psycopg.types.range import TimestamptzRange
 
 from agent.gpu.simulated_models import parse_mig, parse_models
 from agent.protocol import JoinRequest
@@ -15,10 +16,10 @@ from portal.models import Submission, User
 from portal.services.approvals import submissions
 from portal.services.calendar import reservations
 from scheduler import services as scheduling
-from scheduler.models import Host, MaintenanceWindow, Quota, Reservation, Run
+from scheduler.models import BoundUnit, Gpu, Host, MaintenanceWindow, Quota, Reservation, Run, Unit
 from scheduler.state.states import AdminState
 from scheduler.sync import agent_api
-from tests.portal.web.work_samples import run_job
+from tests.portal.web.work_samples import reserve, run_job
 from tests.seeds import first_cases
 from tests.world import H100, World
 
@@ -53,6 +54,33 @@ def test_the_fleet_shows_every_host_in_every_colouring(world: World, query: str)
     assert page.status_code == 200
     for name in ("alpha", "beta", "gamma"):
         assert reverse("host", args=[name]) in page.content.decode()
+
+
+def test_the_numbers_of_gpus_on_the_fleet_page_add_up(world: World) -> None:
+    run_job(world, world.vision, "storm", host="alpha", gpus=[0, 1])
+    reservation = reserve(world, world.vision, "review", hours=-1, length=3)
+    for unit in Unit.objects.filter(gpu__host=world.hosts["alpha"], gpu__index__in=[1, 2]):
+        BoundUnit.objects.create(
+            reservation=reservation,
+            unit=unit,
+            slots=unit.slots,
+            period=TimestamptzRange(reservation.start, reservation.end),
+        )
+    Host.objects.filter(name="beta").update(admin_state="draining")
+    run_job(world, world.vision, "leaving", host="beta", gpus=[0])
+    Gpu.objects.filter(host__name="beta", index=1).update(repair_state="quarantined")
+    page = signed_in(world.operator).get(reverse("fleet"))
+    figures = page.context["figures"]
+    assert (figures["held"], figures["reserved"]) == (3, 1)
+    assert sum(figures[key] for key in ("held", "reserved", "free", "out")) == figures["gpus"]
+    assert page.content.decode().count('class="gpu-reserved"') == 2  # the GPU, and the legend
+    alpha = next(
+        row
+        for group in page.context["groups"]
+        for row in group["hosts"]
+        if row["host"].name == "alpha" and row["reserved"]
+    )
+    assert "1 reserved" in alpha["words"]
 
 
 def test_a_stranger_does_not_see_hosts_in_the_pool_of_another_team(world: World) -> None:
