@@ -218,6 +218,11 @@
     if (form) form.requestSubmit();
   });
 
+  /* After "back", a browser restores the text that was typed. The fields must show the filters of the address. */
+  addEventListener("pageshow", () => {
+    for (const form of document.querySelectorAll("form[data-autosend]")) form.reset();
+  });
+
   /* Logs stay scrolled to their end, until the user scrolls back. */
   const follow = (log) => { log.scrollTop = log.scrollHeight; };
   const followAll = () => {

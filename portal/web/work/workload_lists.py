@@ -89,12 +89,13 @@ class WorkloadFilterForm(forms.Form):
 def sort_workloads(rows: QuerySet[Workload], sort: str) -> QuerySet[Workload]:
     """Sort workloads by ``sort``, a key of SORT_COLUMNS. A ``-`` before the key gives descending order.
 
-    Without a valid key, the newest workload comes first.
+    Without a valid key, workloads that have not ended come first, the newest first. Then come the ended ones,
+    the last end first.
     """
     down, word = sort.startswith("-"), sort.removeprefix("-")
     columns = SORT_COLUMNS.get(word)
     if columns is None:
-        return rows.order_by("-submitted_at", "-pk")
+        return rows.order_by(F("ended_at").desc(nulls_first=True), "-submitted_at", "-pk")
     ordering = [F(c).desc(nulls_last=True) if down else F(c).asc(nulls_last=True) for c in columns]
     return rows.order_by(*ordering, "-pk" if down else "pk")
 

@@ -41,6 +41,7 @@ def test_a_member_is_offered_requests(world: World) -> None:
 
 def submission(world: World, kind: str, hours: int) -> Submission:
     row = Submission.objects.create(
+        created_at=timezone.now() - timedelta(hours=hours),
         kind=kind,
         team=world.vision.team,
         author=world.vision.lead,
@@ -48,7 +49,6 @@ def submission(world: World, kind: str, hours: int) -> Submission:
         if kind == Submission.Kind.BUDGET
         else {"model": "H100", "guaranteed": 2},
     )
-    Submission.objects.filter(pk=row.pk).update(created_at=timezone.now() - timedelta(hours=hours))
     return row
 
 

@@ -59,7 +59,7 @@ def test_the_fleet_shows_every_host_in_every_colouring(world: World, query: str)
 def test_the_numbers_of_gpus_on_the_fleet_page_add_up(world: World) -> None:
     run_job(world, world.vision, "storm", host="alpha", gpus=[0, 1])
     reservation = reserve(world, world.vision, "review", hours=-1, length=3)
-    for unit in Unit.objects.filter(gpu__host=world.hosts["alpha"], gpu__index__in=[1, 2]):
+    for unit in Unit.objects.filter(gpu__host=world.hosts["alpha"], gpu__index__in=[2, 3]):
         BoundUnit.objects.create(
             reservation=reservation,
             unit=unit,
@@ -71,16 +71,16 @@ def test_the_numbers_of_gpus_on_the_fleet_page_add_up(world: World) -> None:
     Gpu.objects.filter(host__name="beta", index=1).update(repair_state="quarantined")
     page = signed_in(world.operator).get(reverse("fleet"))
     figures = page.context["figures"]
-    assert (figures["held"], figures["reserved"]) == (3, 1)
+    assert (figures["held"], figures["reserved"]) == (3, 2)
     assert sum(figures[key] for key in ("held", "reserved", "free", "out")) == figures["gpus"]
-    assert page.content.decode().count('class="gpu-reserved"') == 2  # the GPU, and the legend
+    assert page.content.decode().count('class="gpu-reserved"') == 3  # the GPUs, and the legend
     alpha = next(
         row
         for group in page.context["groups"]
         for row in group["hosts"]
         if row["host"].name == "alpha" and row["reserved"]
     )
-    assert "1 reserved" in alpha["words"]
+    assert "2 reserved" in alpha["words"]
 
 
 def test_a_stranger_does_not_see_hosts_in_the_pool_of_another_team(world: World) -> None:
