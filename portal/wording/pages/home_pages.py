@@ -85,8 +85,8 @@ def budgets_finding(over: Sequence[str], near: int, budgets: int) -> str:
     if over:
         more = [f"{len(over) - 2} more"] if len(over) > 3 else []
         names = joined_with_and([*over[: 2 if more else 3], *more])
-        verb = "is" if len(over) == 1 else "are"
-        return f"{len(over)} of {with_count(budgets, 'budget')} {verb} exceeded, now or by the forecast: {names}."
+        count = f"{len(over)} of {with_count(budgets, 'budget')} {'is' if len(over) == 1 else 'are'}"
+        return f"{count} exceeded, now or by the forecast: {names}."
     if near:
         return f"No budget of {budgets} is expected to be exceeded; {near} will be used to 90 % or more."
     return f"None of {with_count(budgets, 'budget')} is expected to reach 90 %."

@@ -40,16 +40,15 @@ def test_a_member_is_offered_requests(world: World) -> None:
 
 
 def submission(world: World, kind: str, hours: int) -> Submission:
-    row = Submission.objects.create(
+    return Submission.objects.create(
         created_at=timezone.now() - timedelta(hours=hours),
         kind=kind,
         team=world.vision.team,
         author=world.vision.lead,
-        payload={"scope": "vision", "month": "2026-01-01", "measure": "money", "amount": "10"}
+        payload={"period": "month", "month": "2026-01-01", "currency": "EUR", "amount": "10"}
         if kind == Submission.Kind.BUDGET
-        else {"model": "H100", "guaranteed": 2},
+        else {"model": "H100", "guaranteed_gpus": 2},
     )
-    return row
 
 
 def test_an_operator_sees_requests_by_age_with_the_oldest_first(world: World) -> None:

@@ -321,3 +321,19 @@ def test_the_chart_of_a_running_job_shows_new_figures(
         " {target: '#use-data', swap: 'outerHTML'})"
     )
     wait_until(lambda: page.evaluate(values) == 3)
+
+
+@pytest.mark.long
+def test_after_back_a_filter_shows_the_text_of_its_address(
+    world: World, live_server: Any, browser: Browser
+) -> None:
+    make_waiting(world, world.vision, "storm")
+    page = sign_in(browser, live_server, world.vision.member.username)
+    page.goto(f"{live_server.url}{reverse('jobs')}")
+    field = page.locator("form[data-autosend] input[name=find]")
+    field.fill("nothing-like-this")
+    field.press("Enter")
+    expect(page.get_by_text("Nothing matches")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("link", name="storm")).to_be_visible()
+    expect(field).to_have_value("")
