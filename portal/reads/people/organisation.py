@@ -9,6 +9,7 @@ from django.db.models import Count, F, Prefetch, Q, QuerySet
 
 from portal import policy
 from portal.models import ApiToken, AuditEvent, Membership, Notification, User
+from portal.wording.people.audit_values import verb_code
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Pool, Project, Quota, Team, Workload
 from scheduler.state.states import WorkloadState
@@ -131,8 +132,8 @@ def audit_events(
 ) -> QuerySet[AuditEvent]:
     """Return visible audit records, newest first.
 
-    ``words`` must occur in the target, in its name or in the reason. ``verb`` and ``actor`` must match
-    exactly. An empty argument does not filter.
+    ``words`` must occur in the target, in its name or in the reason. ``verb`` is a verb or its words, as the
+    page shows them. ``actor`` must match exactly. An empty argument does not filter.
     """
     rows = policy.visible_audit(viewer).select_related("team")
     if words:
@@ -140,7 +141,7 @@ def audit_events(
             Q(target_name__icontains=words) | Q(target__icontains=words) | Q(why__icontains=words)
         )
     if verb:
-        rows = rows.filter(verb=verb)
+        rows = rows.filter(verb=verb_code(verb))
     if actor:
         rows = rows.filter(actor_name=actor)
     return rows.order_by("-at", "-pk")
