@@ -34,6 +34,7 @@ from portal.notices.hosts import (
     host_failures,
 )
 from portal.notices.maintenance import maintenance_windows
+from portal.notices.matters import set_matters
 from portal.notices.recipients import service_account_owners
 from portal.notices.removals import removals
 from portal.notices.reservations import (
@@ -72,7 +73,7 @@ def write_notices(now: datetime) -> int:
         owners = service_account_owners()
         rows: dict[tuple[int, str], Notification] = {}
         for notice in (notice for source in NOTICE_SOURCES for notice in source(since, now)):
-            for user in sorted({owners.get(user, user) for user in notice.users}):
+            for user in sorted({owners.get(user, user) for user in notice.users} - {notice.actor}):
                 row = Notification(
                     user_id=user,
                     kind=notice.kind,
@@ -87,6 +88,7 @@ def write_notices(now: datetime) -> int:
         sources = {source for _, source in rows}
         known = set(Notification.objects.filter(source__in=sources).values_list("user_id", "source"))
         new_rows = [row for key, row in rows.items() if key not in known]
+        set_matters(new_rows)
         Notification.objects.bulk_create(new_rows, ignore_conflicts=True)
         NoticeMark.objects.update_or_create(pk=1, defaults={"looked_until": now})
         nudge.pages(*(user_topic(user) for user in sorted({row.user_id for row in new_rows})))

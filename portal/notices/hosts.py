@@ -55,11 +55,13 @@ def host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
         numbers |= {"off_since": change.at.timestamp(), "why": why}
         # As on the host's page, only users who see all teams learn the name of the operator.
         recipients = User.objects.filter(pk__in=(*operator_ids(), *owners))
-        may_know = tuple(user.pk for user in recipients if policy.sees_all_teams(user))
+        may_know = tuple(
+            user.pk for user in recipients if policy.sees_all_teams(user) and user.username != name
+        )
         yield PendingNotice(
             "host_trouble", f"host:{change.pk}", may_know, {**numbers, "by": display_name(name)}
         )
-        others = tuple(user.pk for user in recipients if user.pk not in may_know)
+        others = tuple(user.pk for user in recipients if not policy.sees_all_teams(user))
         yield PendingNotice(
             "host_trouble", f"host:{change.pk}", others, {**numbers, "by": ANONYMOUS_OPERATOR}
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from django.db.models import Count, F, Prefetch, Q, QuerySet
+from django.db.models import Case, Count, F, Max, Prefetch, Q, QuerySet, Value, When
+from django.db.models.functions import Coalesce, NullIf
 
 from portal import policy
 from portal.models import ApiToken, AuditEvent, Membership, Notification, User
@@ -16,6 +17,8 @@ from scheduler.state.states import WorkloadState
 from telemetry.core.cost_shares import split_text
 from telemetry.cost_centres.names import cost_centre_labels
 from telemetry.cost_centres.splits import CostSplits, Payer, load_splits
+
+MAX_NOTICES = 500  # of one page of matters
 
 
 def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
@@ -120,6 +123,46 @@ def own_notices(viewer: policy.Viewer) -> QuerySet[Notification]:
         .select_related("workload__array", "reservation", "submission")
         .order_by("-at", "-pk")
     )
+
+
+def own_matters(viewer: policy.Viewer) -> QuerySet[Any]:
+    """Return the matters of the viewer's notices: unread ones first, then by their newest notice.
+
+    Each has its key ``topic``, its number of notices ``count``, of ``unread`` ones, and the key of its
+    ``newest`` notice.
+    """
+    return (
+        _with_topic(policy.visible_notifications(viewer))
+        .order_by()
+        .values("topic")
+        .annotate(
+            newest=Max("pk"),
+            count=Count("pk"),
+            unread=Count("pk", filter=Q(read_at=None)),
+            has_unread=Case(When(unread__gt=0, then=1), default=0),
+        )
+        .order_by("-has_unread", "-newest")
+    )
+
+
+def unread_matters(viewer: policy.Viewer) -> int:
+    """Return the number of matters with a notice that the viewer has not read."""
+    unread = _with_topic(policy.visible_notifications(viewer).filter(read_at=None))
+    return int(unread.aggregate(count=Count("topic", distinct=True))["count"])
+
+
+def notices_of_matters(viewer: policy.Viewer, topics: Collection[str]) -> dict[str, list[Notification]]:
+    """Return the viewer's notices of these matters, the newest first. At most MAX_NOTICES are read."""
+    found: dict[str, list[Notification]] = {topic: [] for topic in topics}
+    rows = _with_topic(own_notices(viewer)).filter(topic__in=topics)
+    for notice in rows[:MAX_NOTICES]:
+        found[notice.topic].append(notice)
+    return found
+
+
+def _with_topic(rows: QuerySet[Notification]) -> QuerySet[Any]:
+    """Annotate notices with the key of their matter. A notice without a matter is its own matter."""
+    return rows.annotate(topic=Coalesce(NullIf("matter", Value("")), "source"))
 
 
 def own_tokens(viewer: policy.Viewer) -> QuerySet[ApiToken]:

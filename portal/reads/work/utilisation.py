@@ -105,6 +105,6 @@ def mean_use_of_ended(workloads: Collection[int]) -> dict[int, WorkloadUtilisati
     rows = RunReportUnit.objects.filter(report__in=workloads).order_by().values_list("report_id")
     return {
         workload: WorkloadUtilisation(mean=used / seconds / 100)
-        for workload, used, seconds in rows.annotate(Sum("utilisation_seconds"), known)
+        for workload, used, seconds in rows.annotate(used=Sum("utilisation_seconds"), known=known)
         if used is not None and seconds > 0
     }

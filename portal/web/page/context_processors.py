@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from portal import policy
 from portal.models import Membership, Organisation, Submission, SubmissionState, User
+from portal.reads.people.organisation import unread_matters
 from portal.web.page.memberships import current_memberships
 from portal.web.page.organisation import current_currency, current_organisation
 from portal.wording.pages import home_pages
@@ -82,7 +83,7 @@ def _build_page_frame(request: HttpRequest, user: User) -> dict[str, Any]:
         "simulated_notice": _simulation_notice(user, organisation),
         "viewer_line": _viewer_line(user, memberships),
         "notices_url": reverse("notifications"),
-        "notices_count": policy.visible_notifications(user).filter(read_at=None).count(),
+        "notices_count": unread_matters(user),
         "edge_url": settings.GPUPOOL_EDGE_URL,
     }
 

@@ -37,7 +37,7 @@ def test_the_verb_that_the_page_shows_finds_its_records(world: World, typed: str
     record(world, world.hosts["alpha"], "set_budget")
     record(world, world.hosts["alpha"], "cordon")
     assert [row["verb"] for row in rows(world.operator, verb=typed)] == ["set budget"]
-    answer = signed_in(world.operator).get("/api/v1/audit", {"verb": typed}).json()
+    answer = signed_in(world.operator).get("/api/v1/audit/", {"verb": typed}).json()
     assert {row["verb"] for row in answer["results"]} == {"set_budget"}
 
 
