@@ -25,12 +25,8 @@ SAME_MATTER = {"adjustment_decided": "adjustment_proposed", "statements_made": "
 def set_matters(rows: Sequence[Notification]) -> None:
     """Set the matter of each notice. Takes one query for the arrays of the workloads."""
     workloads = {row.workload_id for row in rows if row.workload_id is not None}
-    tasks = (
-        Workload.objects.filter(pk__in=workloads).exclude(array=None)
-        if workloads
-        else Workload.objects.none()
-    )
-    arrays: dict[int, int | None] = dict(tasks.values_list("pk", "array_id"))
+    tasks = Workload.objects.filter(pk__in=workloads).exclude(array=None)
+    arrays: dict[int, int | None] = dict(tasks.values_list("pk", "array_id")) if workloads else {}
     for row in rows:
         row.matter = _matter(row, arrays.get(row.workload_id or 0))[:MAX_MATTER_LENGTH]
 

@@ -33,14 +33,16 @@ _PAGES: dict[str, tuple[Callable[[policy.Viewer], QuerySet[Any]], str, str, str]
     "pool": (policy.visible_pools, "pk", "slug", "pool"),
     "unusualspend": (policy.visible_unusual_spend, "pk", "pk", "unusual-spend"),
 }
+# The actions that open these pages.
+_NEEDED_ACTIONS = {"user": "user.change"}
 # Kinds without a page of one row: the page that shows them, and the action that opens it; "" for everybody.
 _SHARED_PAGES = {
     "budget": ("budgets", ""),
     "price": ("rate-card", ""),
     "pricefactor": ("rate-card", ""),
     "billingcurrency": ("rate-card", ""),
-    "healthrule": ("health-rules", "health_rule.change"),
-    "organisation": ("settings", "pool.change"),
+    "healthrule": ("health-rules", ""),
+    "organisation": ("settings", ""),
     "databasemaintenance": ("database-maintenance", "database_maintenance.see"),
     "retention": ("retention", "retention.see"),
 }
@@ -57,7 +59,7 @@ def object_urls(viewer: policy.Viewer, events: Iterable[AuditEvent]) -> dict[str
         wanted[kind].add(key)
     found: dict[str, str] = {}
     for kind, keys in wanted.items():
-        if kind in _PAGES:
+        if kind in _PAGES and policy.may(viewer, _NEEDED_ACTIONS.get(kind, "own.change")):
             found |= _row_urls(viewer, kind, keys)
         elif kind in _SHARED_PAGES:
             page, action = _SHARED_PAGES[kind]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from portal.wording.formatting import cores, duration, gibibytes, gpus, local_time_text, parsed_time
+from portal.wording.formatting import cores, duration, gpus, local_time_text, parsed_time
 
 NOTHING = "nothing"
 # The fields whose value is the primary key of a row, by the kind of the row.
@@ -69,7 +69,7 @@ def _number_text(name: str, value: int | float, names: Names) -> str:
     if unit in ("seconds", "minutes", "hours"):
         return duration(timedelta(**{unit: value}))
     if unit == "mib":
-        return gibibytes(int(value))
+        return f"{value / 1024:g} GiB"
     if unit == "milli":
         return cores(int(value))
     return gpus(value) if unit == "slots" else str(value)

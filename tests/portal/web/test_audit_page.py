@@ -86,7 +86,7 @@ def test_each_kind_of_value_has_a_text() -> None:
         "team_id": "Vision",
         "team": "team that was removed",
         "notice_minutes": "1 h 30 min",
-        "borrow_limit_slots": "2",
+        "borrow_limit_slots": "2 GPUs",
         "memory_mib": "2 GiB",
         "why": "nothing",
         "units": "4",

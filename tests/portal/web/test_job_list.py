@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.urls import reverse
 from django.utils import timezone
 
@@ -26,6 +27,8 @@ def end(job: Workload, *, hours_ago: float = 1) -> Workload:
     job.submitted_at = job.ended_at - timedelta(minutes=30)
     job.save()
     job.runs.update(state="ended", ended_at=job.ended_at)
+    held = DateTimeTZRange(job.ended_at - timedelta(minutes=20), job.ended_at)
+    job.allocations.update(period=held)
     return job
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import pytest
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
-from psycopg.types.range import TimestamptzRange
 
 from agent.gpu.simulated_models import parse_mig, parse_models
 from agent.protocol import JoinRequest
@@ -64,7 +64,7 @@ def test_the_numbers_of_gpus_on_the_fleet_page_add_up(world: World) -> None:
             reservation=reservation,
             unit=unit,
             slots=unit.slots,
-            period=TimestamptzRange(reservation.start, reservation.end),
+            period=DateTimeTZRange(reservation.start, reservation.end),
         )
     Host.objects.filter(name="beta").update(admin_state="draining")
     run_job(world, world.vision, "leaving", host="beta", gpus=[0])
