@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from portal.wording.formatting import with_count
+
 HOST_NOT_FOUND = "There is no host {name}, or you may not see it."
 GEOMETRY_REQUESTED = "GPU {gpu} of {host} gets no new work. It is changed when it is free."
 HEALTH_RULE_REMOVED = "{code} has no rule any more: its events are only recorded."
@@ -78,6 +80,25 @@ NO_TELEMETRY = "no telemetry from {unseen} of {gpus} GPUs"
 MAINTENANCE_NOTE = "maintenance: {reason}"
 NOT_JOINED = "has not joined yet"
 LEASE_STATE_NOTES = {"suspect": "one renewal late", "silent": "silent"}
+
+
+# Titles of the groups of health rules, by the first part of their codes.
+RULE_GROUPS = {
+    "breaker": "Failing attempts on a host",
+    "clock": "Clock",
+    "ecc": "Memory errors (ECC)",
+    "gpu": "Missing GPUs",
+    "nvlink": "NVLink",
+    "remap": "Remapped memory rows",
+    "stray": "Processes without a workload",
+    "throttle": "Throttling",
+    "xid": "Xid errors of the driver",
+}
+
+
+def rule_count(count: int, changed: int) -> str:
+    """Return the number of rules of a group, and how many of them are changed or added."""
+    return with_count(count, "rule") + (f", {changed} changed or added" if changed else "")
 
 
 def event_count(title: str, count: int) -> str:
