@@ -27,8 +27,9 @@ def end(job: Workload, *, hours_ago: float = 1) -> Workload:
     job.submitted_at = job.ended_at - timedelta(minutes=30)
     job.save()
     job.runs.update(state="ended", ended_at=job.ended_at)
-    held = DateTimeTZRange(job.ended_at - timedelta(minutes=20), job.ended_at)
-    job.allocations.update(period=held)
+    for allocation in job.allocations.all():
+        allocation.period = DateTimeTZRange(allocation.period.lower, timezone.now())
+        allocation.save()
     return job
 
 
