@@ -26,9 +26,9 @@ def finance_panels(user: User, currency: str, now: datetime, *, two_people: bool
     if figures is None:
         return None
     overview, close = figures.overview, figures.close
-    near = [
+    budgets = [
         {**row, "expected_percent": percent(row["expected_share"])}
-        for row in linked_budgets(user, overview.month, figures.near_limit[:MAX_BUDGETS])
+        for row in linked_budgets(user, overview.month, figures.budgets[:MAX_BUDGETS])
     ]
     chargeback_url = f"{reverse('chargeback')}?month={figures.close_month:%Y-%m}"
     if close is not None:
@@ -42,10 +42,11 @@ def finance_panels(user: User, currency: str, now: datetime, *, two_people: bool
         "today": amount(figures.today, overview.currency),
         "month": overview.month,
         "hero": hero_context(overview),
-        "budgets": near,
-        "more_budgets": len(figures.near_limit) - len(near),
+        "budgets": budgets,
         "budgets_finding": home_pages.budgets_finding(
-            over_budget_names(figures.near_limit), len(figures.near_limit), figures.budget_count
+            over_budget_names(figures.budgets),
+            sum(row["near_limit"] for row in figures.budgets),
+            len(figures.budgets),
         ),
         "close": close,
         "close_month": figures.close_month,

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from portal.models import Submission, User
 from portal.reads.fleet.gpu_overview import attention_list, fleet_overview
-from portal.reads.money.overview.month_figures import budgets_near_limit
+from portal.reads.money.overview.month_figures import by_expected_share
 from portal.wording.pages import home_pages
 from scheduler.models import Host, Workload
 from telemetry.models import Budget
@@ -110,12 +110,19 @@ def test_people_who_do_not_see_all_charges_get_no_figures_of_finance(world: Worl
         assert signed_in(user).get(reverse("home")).context["money"] is None
 
 
-def test_budgets_near_their_limit_come_by_their_expected_share(world: World) -> None:
+def test_budgets_come_by_their_expected_share(world: World) -> None:
     month = timezone.now().date().replace(day=1)
-    team = {"team": world.vision.team, "month": month, "period": "month", "currency": "EUR"}
-    Budget.objects.create(**team, measure="money", amount=Decimal(0))
-    rows = signed_in(world.finance).get(reverse("home")).context["money"]["budgets"]
-    assert rows == []  # nothing is spent, so a budget of zero is not exceeded
+    Budget.objects.create(
+        team=world.vision.team,
+        month=month,
+        period="month",
+        currency="EUR",
+        measure="money",
+        amount=Decimal(0),
+    )
+    money = signed_in(world.finance).get(reverse("home")).context["money"]
+    assert [row["expected_percent"] for row in money["budgets"]] == ["0 %"]  # nothing is spent
+    assert money["budgets_finding"] == "None of 1 budget is expected to reach 90 %."
 
     class View:
         def __init__(self, spent: int, forecast: int | None) -> None:
@@ -123,8 +130,13 @@ def test_budgets_near_their_limit_come_by_their_expected_share(world: World) -> 
             self.forecast = None if forecast is None else Decimal(forecast)
 
     given = {"calm": View(10, 89), "near": View(10, 90), "over": View(10, 130), "spent": View(101, None)}
-    near = budgets_near_limit([{"name": name, "view": view} for name, view in given.items()])
-    assert [row["name"] for row in near] == ["over", "spent", "near"]
+    rows = by_expected_share([{"name": name, "view": view} for name, view in given.items()])
+    assert [(row["name"], row["near_limit"]) for row in rows] == [
+        ("over", True),
+        ("spent", True),
+        ("near", True),
+        ("calm", False),
+    ]
 
 
 def test_the_finding_about_budgets_names_at_most_three() -> None:

@@ -22,7 +22,7 @@ from telemetry.money.closing.statement_months import StatementMonths, load_state
 from telemetry.money.reconciliation import month_line_sums
 from telemetry.reads.chargeback import charges_by
 
-# A budget whose forecast reaches this part of its amount is listed on the home page of finance.
+# A budget whose spending or forecast reaches this part of its amount is near its limit.
 NEAR_LIMIT_SHARE = 0.9
 
 
@@ -44,14 +44,13 @@ class FinanceFigures:
     """The figures of the home page of finance.
 
     ``overview``, ``budgets`` and ``today`` are of the present month. ``close`` and ``unusual`` are of
-    ``close_month``: the oldest month that waits to be closed, otherwise the present month. ``near_limit``
-    has the budgets whose forecast is near or above their amount, the highest share first.
+    ``close_month``: the oldest month that waits to be closed, otherwise the present month. ``budgets`` come
+    by their expected share of the amount, the highest first.
     """
 
     overview: ChargebackOverview
     today: Decimal
-    near_limit: list[dict[str, Any]]
-    budget_count: int
+    budgets: list[dict[str, Any]]
     close_month: date
     close: ClosePanel | None
     unusual: UnusualOverview | None
@@ -89,22 +88,23 @@ def finance_figures(viewer: User, now: datetime, *, two_people: bool) -> Finance
     return FinanceFigures(
         overview=overview,
         today=_charged_on(overview, billing_calendar().day_of(now)),
-        near_limit=budgets_near_limit(budgets),
-        budget_count=len(budgets),
+        budgets=by_expected_share(budgets),
         close_month=close_month,
         close=panels["close"],
         unusual=panels["unusual"],
     )
 
 
-def budgets_near_limit(budgets: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of ``budget_rows`` whose spending or forecast reaches NEAR_LIMIT_SHARE of the amount.
+def by_expected_share(budgets: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of ``budget_rows``, the highest expected share of the amount first.
 
-    Each row gets ``expected_share``. The highest share comes first.
+    Each row gets ``expected_share``, and ``near_limit``: the share is at least NEAR_LIMIT_SHARE.
     """
-    rows = [{**row, "expected_share": _expected_share(row)} for row in budgets]
-    near = [row for row in rows if row["expected_share"] >= NEAR_LIMIT_SHARE]
-    return sorted(near, key=lambda row: (-row["expected_share"], row["name"], row["view"].measure))
+    rows = []
+    for row in budgets:
+        share = _expected_share(row)
+        rows.append({**row, "expected_share": share, "near_limit": share >= NEAR_LIMIT_SHARE})
+    return sorted(rows, key=lambda row: (-row["expected_share"], row["name"], row["view"].measure))
 
 
 def _expected_share(row: Mapping[str, Any]) -> float:
