@@ -128,20 +128,20 @@ def own_notices(viewer: policy.Viewer) -> QuerySet[Notification]:
 def own_matters(viewer: policy.Viewer) -> QuerySet[Any]:
     """Return the matters of the viewer's notices: unread ones first, then by their newest notice.
 
-    Each has its key ``topic``, its number of notices ``count``, of ``unread`` ones, and the key of its
-    ``newest`` notice.
+    Each has its key ``topic``, its numbers of notices (``count``) and of ``unread`` ones, and the time of its
+    newest notice (``latest``).
     """
     return (
         _with_topic(policy.visible_notifications(viewer))
         .order_by()
         .values("topic")
         .annotate(
-            newest=Max("pk"),
+            latest=Max("at"),
             count=Count("pk"),
             unread=Count("pk", filter=Q(read_at=None)),
             has_unread=Case(When(unread__gt=0, then=1), default=0),
         )
-        .order_by("-has_unread", "-newest")
+        .order_by("-has_unread", "-latest", "topic")
     )
 
 

@@ -89,6 +89,8 @@ RULE_GROUPS = {
     "ecc": "Memory errors (ECC)",
     "gpu": "Missing GPUs",
     "nvlink": "NVLink",
+    "nvml": "Interface of the driver (NVML)",
+    "recovery": "Recovery that the driver asks for",
     "remap": "Remapped memory rows",
     "stray": "Processes without a workload",
     "throttle": "Throttling",

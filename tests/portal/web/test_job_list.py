@@ -43,7 +43,7 @@ def test_jobs_that_have_not_ended_come_before_ended_ones(world: World) -> None:
     run_job(world, world.vision, "runs", host="alpha", gpus=[0], submitted_at=now - timedelta(days=3))
     end(queue_job(world, world.vision, "ended-first"), hours_ago=2)
     end(queue_job(world, world.vision, "ended-last"), hours_ago=1)
-    queue_job(world, world.vision, "waits", submitted_at=now - timedelta(days=4))
+    queue_job(world, world.vision, "waits", submitted_at=now - timedelta(days=1))
     assert names(world) == ["runs", "waits", "ended-last", "ended-first"]
     assert names(world, sort="name") == ["ended-first", "ended-last", "runs", "waits"]
 
