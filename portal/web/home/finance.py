@@ -14,7 +14,7 @@ from portal.web.components.quantities import amount, percent
 from portal.web.home.panels import spending_panel, waiting_decisions
 from portal.web.money.charges.addresses import linked_budgets
 from portal.web.money.overview.context import hero_context
-from portal.wording.pages import home_pages
+from portal.wording.home import dashboard_texts
 
 MAX_BUDGETS = 8
 MAX_UNUSUAL = 5
@@ -43,7 +43,7 @@ def finance_panels(user: User, currency: str, now: datetime, *, two_people: bool
         "month": overview.month,
         "hero": hero_context(overview),
         "budgets": budgets,
-        "budgets_finding": home_pages.budgets_finding(
+        "budgets_finding": dashboard_texts.budgets_finding(
             over_budget_names(figures.budgets),
             sum(row["near_limit"] for row in figures.budgets),
             len(figures.budgets),

@@ -20,6 +20,7 @@ from portal.web.components.quantities import gpu_model, grouped, money, short_du
 from portal.web.work import workload_text
 from portal.wording import reason_texts
 from portal.wording.chargeback import charge_scope_texts
+from portal.wording.home import dashboard_texts
 from portal.wording.pages import home_pages
 from scheduler.models import MaintenanceWindow, Reservation
 from telemetry.core.amounts import round_amount
@@ -162,7 +163,7 @@ def waiting_decisions(user: User, now: datetime) -> dict[str, Any]:
     rows, count = list(waiting[:MAX_DECISIONS]), waiting.count()
     return {
         "count": count,
-        "finding": home_pages.decisions_finding(count, now - rows[0].created_at if rows else None),
+        "finding": dashboard_texts.decisions_finding(count, now - rows[0].created_at if rows else None),
         "rows": [
             {
                 "row": row,
@@ -192,8 +193,8 @@ def _hosts_panel(fleet: staff_dashboard.FleetState) -> dict[str, Any]:
     return {
         "rows": hosts[:MAX_HOSTS],
         "more": max(0, len(hosts) - MAX_HOSTS),
-        "finding": home_pages.hosts_finding(len(hosts), fleet.hosts, fleet.totals),
-        "summary": home_pages.fleet_summary(fleet.totals),
+        "finding": dashboard_texts.hosts_finding(len(hosts), fleet.hosts, fleet.totals),
+        "summary": dashboard_texts.fleet_summary(fleet.totals),
     }
 
 
@@ -202,7 +203,7 @@ def _pressure_rows(dashboard: staff_dashboard.OperationsDashboard) -> list[dict[
     return [
         {
             "label": gpu_model(line.model),
-            "text": home_pages.pressure_text(
+            "text": dashboard_texts.pressure_text(
                 free=line.free,
                 on_one_host=line.free_on_one_host,
                 requested=line.requested,
@@ -224,7 +225,7 @@ def _health_panel(health: SystemHealth | None) -> dict[str, Any] | None:
     wrong = [check for check in health.checks if check.state in (HealthState.BAD, HealthState.ATTENTION)]
     return {
         "state": health.state,
-        "finding": home_pages.health_finding(len(wrong), len(health.checks)),
+        "finding": dashboard_texts.health_finding(len(wrong), len(health.checks)),
         "checks": wrong[:MAX_CHECKS],
     }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from portal.wording.formatting import with_count
-
 HOST_NOT_FOUND = "There is no host {name}, or you may not see it."
 GEOMETRY_REQUESTED = "GPU {gpu} of {host} gets no new work. It is changed when it is free."
 HEALTH_RULE_REMOVED = "{code} has no rule any more: its events are only recorded."
@@ -100,7 +98,7 @@ RULE_GROUPS = {
 
 def rule_count(count: int, changed: int) -> str:
     """Return the number of rules of a group, and how many of them are changed or added."""
-    return with_count(count, "rule") + (f", {changed} changed or added" if changed else "")
+    return f"{count} rule{'' if count == 1 else 's'}" + (f", {changed} changed or added" if changed else "")
 
 
 def event_count(title: str, count: int) -> str:

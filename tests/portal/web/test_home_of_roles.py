@@ -12,7 +12,7 @@ from django.utils import timezone
 from portal.models import Submission, User
 from portal.reads.fleet.gpu_overview import attention_list, fleet_overview
 from portal.reads.money.overview.month_figures import by_expected_share
-from portal.wording.pages import home_pages
+from portal.wording.home import dashboard_texts
 from scheduler.models import Host, Workload
 from telemetry.models import Budget
 from tests.portal.charged_january import charged
@@ -140,8 +140,8 @@ def test_budgets_come_by_their_expected_share(world: World) -> None:
 
 
 def test_the_finding_about_budgets_names_at_most_three() -> None:
-    assert home_pages.budgets_finding([], 0, 0) == "There is no budget for this month."
-    assert home_pages.budgets_finding(["a"], 1, 6).endswith("by the forecast: a.")
-    assert home_pages.budgets_finding(["a", "b", "c", "d"], 4, 6).endswith(
+    assert dashboard_texts.budgets_finding([], 0, 0) == "There is no budget for this month."
+    assert dashboard_texts.budgets_finding(["a"], 1, 6).endswith("by the forecast: a.")
+    assert dashboard_texts.budgets_finding(["a", "b", "c", "d"], 4, 6).endswith(
         "by the forecast: a, b and 2 more."
     )
