@@ -134,20 +134,28 @@
     option?.setAttribute("aria-selected", "true");
     option?.scrollIntoView({ block: "nearest" });
   };
-  const filterPages = () => {
-    const words = palette.querySelector("input").value.toLowerCase();
-    for (const page of palette.querySelectorAll("[data-pages] a")) page.hidden = !page.textContent.toLowerCase().includes(words);
-    choose(offered()[0]);
+  /* Before typing, the pages of the navigation are offered. Then the server answers, the best match first. */
+  let openFirst = false; // Enter was pressed before the answer
+  const offerPages = () => {
+    const empty = !palette.querySelector("input").value.trim();
+    for (const page of palette.querySelectorAll("[data-pages] a")) page.hidden = !empty;
+    if (empty) document.getElementById("palette-found").replaceChildren();
+    openFirst = false;
+    choose(empty ? offered()[0] : null);
   };
   const openPalette = () => {
     if (!palette || palette.open) return;
     palette.showModal();
     palette.querySelector("input").select();
-    filterPages();
+    offerPages();
   };
   if (palette) {
-    palette.addEventListener("input", filterPages);
-    palette.addEventListener("htmx:afterSwap", () => choose(offered()[0]));
+    palette.addEventListener("input", offerPages);
+    palette.addEventListener("htmx:afterSwap", () => {
+      choose(offered()[0]);
+      if (openFirst) offered()[0]?.click();
+      openFirst = false;
+    });
     palette.addEventListener("click", (event) => { if (event.target === palette) palette.close(); });
     palette.addEventListener("keydown", (event) => {
       const options = offered();
@@ -155,9 +163,10 @@
       if (event.key === "ArrowDown" || event.key === "ArrowUp") {
         event.preventDefault();
         choose(options[(at + (event.key === "ArrowDown" ? 1 : -1) + options.length) % options.length]);
-      } else if (event.key === "Enter" && options[at]) {
+      } else if (event.key === "Enter") {
         event.preventDefault();
-        options[at].click();
+        if (options[at]) options[at].click();
+        else openFirst = true;
       }
     });
   }
@@ -194,6 +203,11 @@
   document.addEventListener("change", (event) => {
     const form = event.target.closest("form[data-autosend]");
     if (form) form.requestSubmit();
+  });
+
+  /* After "back", a browser restores the text that was typed. The fields must show the filters of the address. */
+  addEventListener("pageshow", () => {
+    for (const form of document.querySelectorAll("form[data-autosend]")) form.reset();
   });
 
   /* Logs stay scrolled to their end, until the user scrolls back. */

@@ -9,7 +9,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("portal", "0025_leaver_work"),
+        ("portal", "0029_notice_matters"),
         ("scheduler", "0034_isolation_of_new_pools"),
     ]
 

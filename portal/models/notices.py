@@ -27,6 +27,12 @@ class Notification(models.Model):
         Submission, null=True, blank=True, on_delete=models.CASCADE, related_name="+"
     )
     source = models.CharField(max_length=80, help_text="key of the fact that it reports; one notice per key")
+    matter = models.CharField(
+        max_length=120,
+        default="",
+        blank=True,
+        help_text="key of the matter; notices about one matter are one line; empty: its own matter",
+    )
     at = models.DateTimeField()
     read_at = models.DateTimeField(null=True, blank=True)
 

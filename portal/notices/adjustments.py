@@ -37,8 +37,9 @@ def decided_adjustments(since: datetime, now: datetime) -> Iterator[PendingNotic
         if row.state == AdjustmentState.APPROVED and row.team_id is not None:
             users |= lead_ids(row.team_id)
         numbers = {**_numbers(row), "state": row.state, "by": row.decided_by_name}
+        source = f"adjustment decided:{row.pk}"
         yield PendingNotice(
-            "adjustment_decided", f"adjustment decided:{row.pk}", tuple(sorted(users)), numbers
+            "adjustment_decided", source, tuple(sorted(users)), numbers, actor=row.decided_by_id
         )
 
 

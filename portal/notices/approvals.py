@@ -94,5 +94,10 @@ def decided_submissions(since: datetime, now: datetime) -> Iterator[PendingNotic
         }
         kind = "declined" if not approval.approved else "approved_changed" if changed else "approved"
         yield PendingNotice(
-            kind, f"decided:{approval.pk}", (submission.author_id,), numbers, submission=submission.pk
+            kind,
+            f"decided:{approval.pk}",
+            (submission.author_id,),
+            numbers,
+            submission=submission.pk,
+            actor=approval.decided_by_id,
         )

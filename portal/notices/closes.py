@@ -50,4 +50,5 @@ def statements_made(since: datetime, now: datetime) -> Iterator[PendingNotice]:
             if numbers:
                 facts = {"month": statement.month.isoformat(), "number": numbers[0], "count": len(numbers)}
                 source = f"statements made:{statement.month:%Y-%m}"
-                yield PendingNotice("statements_made", source, (lead.pk,), facts)
+                closer = statement.closed_by_id
+                yield PendingNotice("statements_made", source, (lead.pk,), facts, actor=closer)

@@ -38,6 +38,7 @@ from portal.notices.hosts import (
     host_failures,
 )
 from portal.notices.maintenance import database_maintenance, maintenance_windows
+from portal.notices.matters import set_matters
 from portal.notices.pending import PendingNotice
 from portal.notices.recipients import service_account_owners
 from portal.notices.removals import leads_in_charge, removals, work_of_leavers
@@ -95,6 +96,7 @@ def write_notices(now: datetime) -> int:
         sources = {source for _, source in rows}
         known = set(Notification.objects.filter(source__in=sources).values_list("user_id", "source"))
         new_rows = [row for key, row in rows.items() if key not in known]
+        set_matters(new_rows)
         Notification.objects.bulk_create(new_rows, ignore_conflicts=True)
         write_messages(new_rows, events, now)
         NoticeMark.objects.update_or_create(pk=1, defaults={"looked_until": now})
@@ -116,9 +118,12 @@ def delete_old_notices(now: datetime) -> int:
 def _recipients(
     notice: PendingNotice, owners: Mapping[int, int], in_charge: Mapping[tuple[int, int], int]
 ) -> list[int]:
-    """Return who gets a notice: leads for people who have left, and owners for service accounts."""
+    """Return who gets a notice: leads for people who have left, and owners for service accounts.
+
+    Nobody gets a notice of an own action.
+    """
     present = {in_charge.get((notice.workload or 0, user), user) for user in notice.users}
-    return sorted({owners.get(user, user) for user in present})
+    return sorted({owners.get(user, user) for user in present} - {notice.actor})
 
 
 def _lookback_start(now: datetime) -> datetime:

@@ -54,7 +54,7 @@ def host_failures(since: datetime, now: datetime) -> Iterator[PendingNotice]:
         name, why = off
         numbers |= {"off_since": change.at.timestamp(), "why": why}
         # As on the host's page, only users who see all teams learn the name of the operator.
-        recipients = User.objects.filter(pk__in=(*operator_ids(), *owners))
+        recipients = User.objects.filter(pk__in=(*operator_ids(), *owners)).exclude(username=name)
         may_know = tuple(user.pk for user in recipients if policy.sees_all_teams(user))
         yield PendingNotice(
             "host_trouble", f"host:{change.pk}", may_know, {**numbers, "by": display_name(name)}

@@ -13,7 +13,8 @@ from scheduler.models import Workload
 class PendingNotice:
     """A notice to the given users.
 
-    ``source`` identifies the event. Each user gets only one notice for each source.
+    ``source`` identifies the event. Each user gets only one notice for each source. ``actor`` is the user
+    whose own action is the event; this user gets no notice.
     """
 
     kind: str
@@ -23,6 +24,7 @@ class PendingNotice:
     workload: int | None = None
     reservation: int | None = None
     submission: int | None = None
+    actor: int | None = None
 
 
 def grouped_by_array(workload: Workload, source: str, at: datetime) -> tuple[str, str]:

@@ -28,7 +28,8 @@ def removals(since: datetime, now: datetime) -> Iterator[PendingNotice]:
         )
         numbers = {"name": event.target_name, "by": event.actor_name, "why": event.why}
         kind = "team_removed" if event.verb == "remove_team" else "pool_removed"
-        yield PendingNotice(kind, f"removed:{event.pk}", tuple(sorted(users)), numbers)
+        source = f"removed:{event.pk}"
+        yield PendingNotice(kind, source, tuple(sorted(users)), numbers, actor=event.actor_id)
 
 
 def work_of_leavers(since: datetime, now: datetime) -> Iterator[PendingNotice]:

@@ -70,7 +70,12 @@ def ended_workloads(since: datetime, now: datetime) -> Iterator[PendingNotice]:
         if workload.pk in by_hand:
             numbers |= {"by": by_hand[workload.pk].name, "why": by_hand[workload.pk].why}
         yield PendingNotice(
-            "ended", f"ended:{workload.pk}", (workload.owner_id,), numbers, workload=workload.pk
+            "ended",
+            f"ended:{workload.pk}",
+            (workload.owner_id,),
+            numbers,
+            workload=workload.pk,
+            actor=by_hand[workload.pk].user_id if workload.pk in by_hand else None,
         )
 
 

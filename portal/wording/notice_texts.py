@@ -229,7 +229,7 @@ NOTICE_SENTENCES: dict[str, Callable[[ReasonNumbers], str]] = {
     ),
     "approval_waits": lambda f: (
         f"{f.plain('', 'author')} has waited{f.time(' since ', 'since')} for a decision about "
-        f"{f.plain('', 'what')} for {f.plain('', 'team')}."
+        f"{_request_summary(f)} for {f.plain('', 'team')}."
     ),
     "adjustment_proposed": lambda f: (
         f"{f.plain('', 'author')} proposes {f.plain('', 'number')}, {f.plain('', 'amount')} for "

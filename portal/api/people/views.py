@@ -20,6 +20,7 @@ from portal.models import Template, TokenScope, User
 from portal.services.audit_trail.verification import audit_integrity
 from portal.services.people import accounts, api_tokens
 from portal.wording.people import audit_texts
+from portal.wording.people.audit_values import verb_code
 
 
 class MeView(ApiView):
@@ -186,5 +187,8 @@ class AuditEventListView(ApiView):
         """List the audit records that you may see, newest first."""
         query = self.validated_query(shapes.AuditQuery)
         rows = policy.visible_audit(self.actor).select_related("team")
-        rows = rows.filter(**{name: query[name] for name in ("verb", "target") if query.get(name)})
+        if query.get("verb"):
+            rows = rows.filter(verb=verb_code(query["verb"]))
+        if query.get("target"):
+            rows = rows.filter(target=query["target"])
         return self.list_response(rows.order_by("-at", "-pk"), shapes.AuditShape, query)

@@ -55,8 +55,17 @@ class GpuCell:
         return self.held > 0 and self.utilisation is not None and self.utilisation < BUSY_PERCENT
 
     @property
+    def condition(self) -> str:
+        """Return the one condition in which the GPU counts: held, out, reserved or free."""
+        if self.held:
+            return "held"
+        if self.away or self.unwell:
+            return "out"
+        return "reserved" if self.reserved else "free"
+
+    @property
     def free(self) -> bool:
-        return self.held == 0 and not self.reserved and not self.away and not self.unwell
+        return self.condition == "free"
 
 
 @dataclass
@@ -76,6 +85,10 @@ class FleetHostRow:
     @property
     def held(self) -> int:
         return sum(1 for cell in self.cells if cell.held)
+
+    @property
+    def reserved(self) -> int:
+        return sum(1 for cell in self.cells if cell.condition == "reserved")
 
 
 @dataclass
@@ -189,18 +202,21 @@ def _larger(one: float | None, other: float | None) -> float | None:
 
 
 def fleet_totals(groups: list[FleetModelGroup]) -> dict[str, int]:
-    """Return the number of GPUs in each condition.
+    """Return numbers of GPUs.
 
-    The keys are ``gpus`` (all), ``held``, ``free``, ``idle`` (held, but hardly used), ``away`` (healthy, but
-    the host accepts no workloads), ``unwell``, and ``unseen`` (no reading in the last minute).
+    ``gpus`` is the sum of ``held``, ``reserved`` (for a reservation of now, without a workload), ``free`` and
+    ``out`` (not held, and unhealthy or on a host that accepts no workloads). Some of the same GPUs are
+    ``idle`` (held, but hardly used), ``unwell`` (they may be held), and ``unseen`` (no reading in the last
+    minute).
     """
     cells = [cell for group in groups for cell in group.cells]
     return {
         "gpus": len(cells),
-        "held": sum(1 for cell in cells if cell.held),
-        "free": sum(1 for cell in cells if cell.free),
+        **{
+            condition: sum(1 for cell in cells if cell.condition == condition)
+            for condition in ("held", "reserved", "free", "out")
+        },
         "idle": sum(1 for cell in cells if cell.idle),
-        "away": sum(1 for cell in cells if cell.away and not cell.unwell),
         "unwell": sum(1 for cell in cells if cell.unwell),
         "unseen": sum(1 for cell in cells if not cell.seen),
     }

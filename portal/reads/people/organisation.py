@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from django.db.models import Count, F, Prefetch, Q, QuerySet
+from django.db.models import Case, Count, F, Max, Prefetch, Q, QuerySet, Value, When
+from django.db.models.functions import Coalesce, NullIf
 
 from portal import policy
 from portal.models import ApiToken, AuditEvent, Membership, Notification, User
+from portal.wording.people.audit_values import verb_code
 from scheduler.core.model.slots import SLOTS_PER_GPU
 from scheduler.models import Pool, Project, Quota, Team, Workload
 from scheduler.state.states import WorkloadState
 from telemetry.core.cost_shares import split_text
 from telemetry.cost_centres.names import cost_centre_labels
 from telemetry.cost_centres.splits import CostSplits, Payer, load_splits
+
+MAX_NOTICES = 500  # of one page of matters
 
 
 def teams(viewer: policy.Viewer) -> list[dict[str, Any]]:
@@ -121,6 +125,46 @@ def own_notices(viewer: policy.Viewer) -> QuerySet[Notification]:
     )
 
 
+def own_matters(viewer: policy.Viewer) -> QuerySet[Any]:
+    """Return the matters of the viewer's notices: unread ones first, then by their newest notice.
+
+    Each has its key ``matter_key``, its numbers of notices (``count``) and of ``unread`` ones, and the time of
+    its newest notice (``latest``).
+    """
+    return (
+        _with_matter_key(policy.visible_notifications(viewer))
+        .order_by()
+        .values("matter_key")
+        .annotate(
+            latest=Max("at"),
+            count=Count("pk"),
+            unread=Count("pk", filter=Q(read_at=None)),
+            has_unread=Case(When(unread__gt=0, then=1), default=0),
+        )
+        .order_by("-has_unread", "-latest", "matter_key")
+    )
+
+
+def unread_matters(viewer: policy.Viewer) -> int:
+    """Return the number of matters with a notice that the viewer has not read."""
+    unread = _with_matter_key(policy.visible_notifications(viewer).filter(read_at=None))
+    return int(unread.aggregate(count=Count("matter_key", distinct=True))["count"])
+
+
+def notices_of_matters(viewer: policy.Viewer, keys: Collection[str]) -> dict[str, list[Notification]]:
+    """Return the viewer's notices of these matters, the newest first. At most MAX_NOTICES are read."""
+    found: dict[str, list[Notification]] = {key: [] for key in keys}
+    rows = _with_matter_key(own_notices(viewer)).filter(matter_key__in=keys)
+    for notice in rows[:MAX_NOTICES]:
+        found[notice.matter_key].append(notice)
+    return found
+
+
+def _with_matter_key(rows: QuerySet[Notification]) -> QuerySet[Any]:
+    """Annotate notices with the key of their matter. A notice without a matter is its own matter."""
+    return rows.annotate(matter_key=Coalesce(NullIf("matter", Value("")), "source"))
+
+
 def own_tokens(viewer: policy.Viewer) -> QuerySet[ApiToken]:
     """Return the viewer's own API tokens, newest first, with revoked tokens at the end."""
     return policy.visible_tokens(viewer).order_by(F("revoked_at").asc(nulls_first=True), "-created_at")
@@ -131,8 +175,8 @@ def audit_events(
 ) -> QuerySet[AuditEvent]:
     """Return visible audit records, newest first.
 
-    ``words`` must occur in the target, in its name or in the reason. ``verb`` and ``actor`` must match
-    exactly. An empty argument does not filter.
+    ``words`` must occur in the target, in its name or in the reason. ``verb`` is a verb or its words, as the
+    page shows them. ``actor`` must match exactly. An empty argument does not filter.
     """
     rows = policy.visible_audit(viewer).select_related("team")
     if words:
@@ -140,7 +184,7 @@ def audit_events(
             Q(target_name__icontains=words) | Q(target__icontains=words) | Q(why__icontains=words)
         )
     if verb:
-        rows = rows.filter(verb=verb)
+        rows = rows.filter(verb=verb_code(verb))
     if actor:
         rows = rows.filter(actor_name=actor)
     return rows.order_by("-at", "-pk")

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
+from typing import Any
 
-from django.db.models import F, Q
+from django.db.models import Count, F, QuerySet, Sum
 
 from portal import policy
-from portal.models import Submission, SubmissionState, User
+from portal.models import User
+from portal.reads.fleet.gpu_overview import FleetModelGroup, attention_list, fleet_overview, fleet_totals
 from portal.reads.money import cost_totals
 from portal.reads.money.closing.waiting_months import waiting_months
-from scheduler.models import Host, Reservation, Team, Workload
-from scheduler.state.states import OPEN_RESERVATION_STATES, AdminState, LeaseState, RepairState, WorkloadState
+from portal.reads.system.health import SystemHealth, system_health
+from scheduler.models import Reservation, Team, Workload
+from scheduler.state.states import OPEN_RESERVATION_STATES, WorkloadState
 from scheduler.sweeps.silent_hosts import MassSilence, mass_silence
 from telemetry.models import Budget, BudgetMeasure, BudgetPeriod
 from telemetry.money.billing_months import month_of
@@ -23,37 +26,60 @@ MAX_DASHBOARD_ROWS = 5
 
 
 @dataclass(frozen=True)
+class FleetState:
+    """The figures and problems of the fleet page, and the number of visible hosts."""
+
+    hosts: int
+    totals: dict[str, int]
+    problems: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ModelPressure:
+    """Whole GPUs of one model: in service, held, free, and requested by waiting workloads.
+
+    ``waiting`` is the number of these workloads. A workload that accepts several models counts for the model
+    that it prefers. Requests for slices do not count.
+    """
+
+    model: str
+    in_service: int
+    held: int
+    free: int
+    free_on_one_host: int
+    requested: int
+    waiting: int
+
+
+@dataclass(frozen=True)
 class OperationsDashboard:
-    """Pending decisions, hosts and reservations with problems, and the longest waits.
+    """The state of the fleet and of the queue, reservations with problems, and the longest waits.
 
     Only operators and auditors see this dashboard.
     """
 
-    submissions: list[Submission]
-    submissions_waiting: int
-    hosts: int
-    troubled: list[Host]
+    fleet: FleetState
+    pressure: list[ModelPressure]
     waiting: list[Workload]
     waiting_count: int
     unserved: list[Reservation]  # they lack GPUs now, or are at risk
     mass_silence: MassSilence | None
+    health: SystemHealth
 
 
 def operations_dashboard(user: User, now: datetime) -> OperationsDashboard | None:
     """Return the dashboard of operators and auditors; None for others. The number of queries is fixed."""
     if not policy.may(user, "approval.see"):
         return None
-    submissions = policy.visible_submissions(user).filter(state=SubmissionState.WAITING)
-    hosts = policy.visible_hosts(user)
-    fine = Q(lease_state=LeaseState.ALIVE, admin_state=AdminState.IN_SERVICE, repair_state=RepairState.WELL)
+    groups = fleet_overview(user, now)
     waiting = policy.visible_workloads(user).filter(state=WorkloadState.QUEUED)
     return OperationsDashboard(
-        submissions=list(
-            submissions.select_related("team", "author").order_by("created_at", "pk")[:MAX_DASHBOARD_ROWS]
+        fleet=FleetState(
+            hosts=len({row.host.pk for group in groups for row in group.hosts}),
+            totals=fleet_totals(groups),
+            problems=attention_list(user, groups, now),
         ),
-        submissions_waiting=submissions.count(),
-        hosts=hosts.count(),
-        troubled=list(hosts.exclude(fine).select_related("pool").order_by("name")[: 2 * MAX_DASHBOARD_ROWS]),
+        pressure=_queue_pressure(groups, waiting),
         waiting=list(
             waiting.select_related("project__team", "pool").order_by(F("queued_at"), "pk")[
                 :MAX_DASHBOARD_ROWS
@@ -68,7 +94,35 @@ def operations_dashboard(user: User, now: datetime) -> OperationsDashboard | Non
             .order_by("start", "pk")[:MAX_DASHBOARD_ROWS]
         ),
         mass_silence=mass_silence(now),
+        health=system_health(user, now),
     )
+
+
+def _queue_pressure(groups: list[FleetModelGroup], waiting: QuerySet[Workload]) -> list[ModelPressure]:
+    """Return one line for each model of the fleet, in the order of ``groups``. Runs one query."""
+    requested: dict[str, tuple[int, int]] = {}
+    rows = waiting.filter(profile="").order_by().values("models_wanted__0")
+    for row in rows.annotate(gpus=Sum(F("units") * F("hosts")), workloads=Count("pk")):
+        # A workload without a preference counts for the first model, which has the most GPUs.
+        model = row["models_wanted__0"] or (groups[0].model if groups else "")
+        gpus, workloads = requested.get(model, (0, 0))
+        requested[model] = (gpus + row["gpus"], workloads + row["workloads"])
+    lines = []
+    for group in groups:
+        totals = fleet_totals([group])
+        gpus, workloads = requested.get(group.model, (0, 0))
+        lines.append(
+            ModelPressure(
+                model=group.model,
+                in_service=totals["gpus"] - totals["out"],
+                held=totals["held"],
+                free=totals["free"],
+                free_on_one_host=group.free_on_one_host,
+                requested=gpus,
+                waiting=workloads,
+            )
+        )
+    return lines
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from django.db.models import F, Sum
+from django.db.models.functions import Coalesce
+
+from telemetry.models import RunReportUnit
 from telemetry.reads.live_readings import LiveUnitReading, live_unit_readings, minutes_of_workloads
 
 UTILISATION_WINDOW = timedelta(hours=2)
@@ -17,12 +21,14 @@ class WorkloadUtilisation:
     """The utilisation of one workload, from 0 to 1. None means unknown.
 
     ``values`` has one mean for every two minutes of the last two hours. Unknown values at the end may be left
-    out. ``latest`` and ``sm_active`` are the last readings.
+    out. ``latest`` and ``sm_active`` are the last readings. ``mean`` is the mean of the measured time of an
+    ended workload, from its report.
     """
 
     values: list[float | None] = field(default_factory=list)
     latest: float | None = None
     sm_active: float | None = None
+    mean: float | None = None
 
 
 def utilisation_of(
@@ -86,3 +92,19 @@ def _values(readings: Sequence[tuple[datetime, float | None, float]], since: dat
     while values and values[-1] is None and len(values) > steps - 2:
         values.pop()
     return values
+
+
+def mean_use_of_ended(workloads: Collection[int]) -> dict[int, WorkloadUtilisation]:
+    """Return the mean utilisation of ended workloads with a report. Takes one query.
+
+    A workload whose utilisation was never measured is left out.
+    """
+    if not workloads:
+        return {}
+    known = Sum(F("covered_seconds") - Coalesce(F("utilisation_unknown_seconds"), 0.0))
+    rows = RunReportUnit.objects.filter(report__in=workloads).order_by().values_list("report_id")
+    return {
+        workload: WorkloadUtilisation(mean=used / seconds / 100)
+        for workload, used, seconds in rows.annotate(used=Sum("utilisation_seconds"), known=known)
+        if used is not None and seconds > 0
+    }

@@ -174,6 +174,9 @@ def _add_use_and_cost(found: dict[int, WorkloadDetails], viewer: User, now: date
     holding = [pk for pk, piece in found.items() if piece.held] if with_use else []
     hosts = {unit.host_id for pk in holding for unit in found[pk].held}
     used = utilisation.utilisation_of(holding, hosts, now)
+    if with_use:
+        ended = [pk for pk, piece in found.items() if piece.workload.state == WorkloadState.ENDED]
+        used |= utilisation.mean_use_of_ended(ended)
     for pk, piece in found.items():
         piece.cost, piece.cost_hidden = costs.get(pk), pk not in seen
         piece.use = used.get(pk, piece.use)

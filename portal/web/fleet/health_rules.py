@@ -137,12 +137,16 @@ def health_rules(request: HttpRequest) -> HttpResponse:
         "most_repeats": health_verbs.MAX_REPEATS,
         "limits": f"1 to {health_verbs.MAX_REPEATS:,} events, "
         f"within 1 s to {format_seconds(health_verbs.MAX_WINDOW_SECONDS)}",
-        "rows": [
-            _rule_as_posted(rule, request.POST)
-            if rule.code == typed
-            else (rule, format_seconds(rule.window_seconds))
-            for rule in rules
-        ],
+        "groups": _groups(
+            [
+                _rule_as_posted(rule, request.POST)
+                if rule.code == typed
+                else (rule, format_seconds(rule.window_seconds))
+                for rule in rules
+            ],
+            is_filtered=bool(filters.address()),
+            touched=touched,
+        ),
         "filters": filters,
         "new": new,
         "actions": RULE_ACTION_CHOICES,
@@ -150,6 +154,24 @@ def health_rules(request: HttpRequest) -> HttpResponse:
         "may_change": policy.may(request.user, "health_rule.change"),
     }
     return render(request, "organisation/health_rules.html", context, status=400 if refused else 200)
+
+
+def _groups(rows: list[tuple[HealthRule, str]], *, is_filtered: bool, touched: str) -> list[dict[str, Any]]:
+    """Return the rules by kind of event. A group is open if the list is filtered or its rule was changed."""
+    by_kind: dict[str, list[tuple[HealthRule, str]]] = {}
+    for rule, window in rows:
+        by_kind.setdefault(rule.code.partition(":")[0], []).append((rule, window))
+    return [
+        {
+            "title": fleet_pages.RULE_GROUPS.get(kind, kind),
+            "words": fleet_pages.rule_count(
+                len(found), sum(1 for rule, _ in found if rule.origin != "default")
+            ),
+            "rows": found,
+            "is_open": is_filtered or any(rule.code == touched for rule, _ in found),
+        }
+        for kind, found in by_kind.items()
+    ]
 
 
 def _rule_as_posted(rule: HealthRule, given: QueryDict) -> tuple[HealthRule, str]:

@@ -106,6 +106,7 @@ def _host_row(row: reads.FleetHostRow, colour: str) -> dict[str, Any]:
         "state": row.state,
         "held": row.held,
         "free": row.free,
+        "reserved": row.reserved,
         "cells": [_cell_drawing(cell, index, colour) for index, cell in enumerate(row.cells)],
         "width": len(row.cells) * CELL_PITCH_PIXELS,
         "words": _cells_description(row),
@@ -115,6 +116,8 @@ def _host_row(row: reads.FleetHostRow, colour: str) -> dict[str, Any]:
 def _cells_description(row: reads.FleetHostRow) -> str:
     """Return the text that describes a host's cells to screen readers."""
     parts = [f"{row.held} of {len(row.cells)} held", f"{row.free} free"]
+    if row.reserved:
+        parts.append(f"{row.reserved} reserved")
     idle = sum(1 for cell in row.cells if cell.idle)
     unwell = sum(1 for cell in row.cells if cell.unwell)
     if idle:
@@ -187,7 +190,7 @@ def _cell_style(cell: reads.GpuCell, colour: str) -> tuple[str, str]:
             else ("gpu-free", "")
         )
     if not cell.held:
-        return "gpu-free", ""
+        return ("gpu-reserved", "") if cell.condition == "reserved" else ("gpu-free", "")
     if cell.utilisation is None:
         return "gpu-unknown", ""
     return ("gpu-idle", "dot") if cell.idle else (use_step(cell.utilisation / 100), "")

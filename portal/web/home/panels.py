@@ -10,13 +10,17 @@ from typing import Any
 from django.urls import reverse
 
 from portal.models import Submission, User
+from portal.reads.calendar import approvals
 from portal.reads.people import staff_dashboard
+from portal.reads.system.checks import HealthState
+from portal.reads.system.health import SystemHealth
 from portal.reads.work import team_summaries
 from portal.reads.work.team_summaries import TeamSummary
 from portal.web.components.quantities import gpu_model, grouped, money, short_duration
 from portal.web.work import workload_text
-from portal.wording import reason_texts, request_texts
+from portal.wording import reason_texts
 from portal.wording.chargeback import charge_scope_texts
+from portal.wording.home import dashboard_texts
 from portal.wording.pages import home_pages
 from portal.wording.request_texts import requested_units_text
 from scheduler.models import MaintenanceWindow, Reservation
@@ -24,6 +28,9 @@ from telemetry.core.amounts import round_amount
 from telemetry.core.currencies import decimals_of
 
 FormatAmount = Callable[[Decimal], str]  # a function that returns an amount as text
+MAX_DECISIONS = 5
+MAX_HOSTS = 5
+MAX_CHECKS = 4
 KINDS_WITH_WINDOW = (Submission.Kind.RESERVATION, Submission.Kind.SERIES, Submission.Kind.WINDOW_CHANGE)
 
 
@@ -118,7 +125,7 @@ def _budget_bar(
 
 
 def operations_panel(user: User, now: datetime) -> dict[str, Any] | None:
-    """Return the panel of submissions, hosts with problems and longest waits.
+    """Return the panels of health, requests, hosts with problems, queue pressure and longest waits.
 
     Return None for users other than operators and auditors.
     """
@@ -127,14 +134,10 @@ def operations_panel(user: User, now: datetime) -> dict[str, Any] | None:
         return None
     return {
         "found": dashboard,
-        "submissions": [
-            {
-                "row": row,
-                "what": request_texts.submission_summary(row.kind, row.payload),
-                "url": reverse("submission", args=[row.public_id]),
-            }
-            for row in dashboard.submissions
-        ],
+        "decisions": waiting_decisions(user, now),
+        "hosts": _hosts_panel(dashboard.fleet),
+        "pressure": _pressure_rows(dashboard),
+        "health": _health_panel(dashboard.health),
         "unserved": [
             {
                 "row": row,
@@ -152,6 +155,79 @@ def operations_panel(user: User, now: datetime) -> dict[str, Any] | None:
             }
             for row in dashboard.waiting
         ],
+    }
+
+
+def waiting_decisions(user: User, now: datetime) -> dict[str, Any]:
+    """Return the oldest requests that wait for a decision, each with its age, and the number of all."""
+    waiting = approvals.waiting_submissions(user)
+    rows, count = list(waiting[:MAX_DECISIONS]), waiting.count()
+    return {
+        "count": count,
+        "finding": dashboard_texts.decisions_finding(count, now - rows[0].created_at if rows else None),
+        "rows": [
+            {
+                "row": row,
+                "age": short_duration(now - row.created_at),
+                "what": approvals.submission_title(row),
+                "url": reverse("submission", args=[row.public_id]),
+            }
+            for row in rows
+        ],
+    }
+
+
+def _hosts_panel(fleet: staff_dashboard.FleetState) -> dict[str, Any]:
+    """Return the hosts that need attention, the worst first, each with all of its problems."""
+    by_host: dict[str, list[dict[str, Any]]] = {}
+    for problem in fleet.problems:
+        by_host.setdefault(problem["host"], []).append(problem)
+    hosts = [
+        {
+            "name": name,
+            "kind": problems[0]["kind"],
+            "words": [problem["words"] for problem in problems],
+            "at": problems[0].get("at"),
+        }
+        for name, problems in by_host.items()
+    ]
+    return {
+        "rows": hosts[:MAX_HOSTS],
+        "more": max(0, len(hosts) - MAX_HOSTS),
+        "finding": dashboard_texts.hosts_finding(len(hosts), fleet.hosts, fleet.totals),
+        "summary": dashboard_texts.fleet_summary(fleet.totals),
+    }
+
+
+def _pressure_rows(dashboard: staff_dashboard.OperationsDashboard) -> list[dict[str, Any]]:
+    """Return a bar for each GPU model: held and requested GPUs beside the number of GPUs in service."""
+    return [
+        {
+            "label": gpu_model(line.model),
+            "text": dashboard_texts.pressure_text(
+                free=line.free,
+                on_one_host=line.free_on_one_host,
+                requested=line.requested,
+                waiting=line.waiting,
+            ),
+            "scale": max(line.in_service, line.held + line.requested, 1),
+            "used": line.held,
+            "forecast": line.requested,
+            "mark": line.in_service,
+        }
+        for line in dashboard.pressure
+    ]
+
+
+def _health_panel(health: SystemHealth | None) -> dict[str, Any] | None:
+    """Return the finding about the installation, and the checks that are not good."""
+    if health is None:
+        return None
+    wrong = [check for check in health.checks if check.state in (HealthState.BAD, HealthState.ATTENTION)]
+    return {
+        "state": health.state,
+        "finding": dashboard_texts.health_finding(len(wrong), len(health.checks)),
+        "checks": wrong[:MAX_CHECKS],
     }
 
 

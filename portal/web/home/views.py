@@ -12,12 +12,14 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils import timezone
 
+from portal import policy
 from portal.models import User
 from portal.reads.fleet import free_capacity
 from portal.reads.work import job_arrays, team_summaries, wait_explanation, workload_details
 from portal.reads.work.workload_details import WorkloadDetails
 from portal.web.components.quantities import money, money_sums, short_duration
-from portal.web.home.panels import operations_panel, spending_panel, team_panel, upcoming_rows
+from portal.web.home.finance import finance_panels
+from portal.web.home.panels import operations_panel, team_panel, upcoming_rows
 from portal.web.page import live_refresh
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.organisation import current_currency, current_organisation
@@ -40,7 +42,12 @@ def home(request: HttpRequest) -> HttpResponseBase:
 @sign_in_required
 def _home(request: HttpRequest) -> HttpResponse:
     user, now = current_user(request), timezone.now()
-    context = _home_context(user, current_currency(request), now)
+    currency = current_currency(request)
+    context = _home_context(user, currency, now)
+    if request.GET.get("part") != "live":
+        # The figures of finance change slowly and take many queries, so they are not in the live part.
+        two_people = bool(getattr(current_organisation(request), "two_step_close", False))
+        context["money"] = finance_panels(user, currency, now, two_people=two_people)
     return live_refresh.render_live_page(
         request,
         "work/home.html",
@@ -87,9 +94,8 @@ def _home_context(user: User, currency: str, now: datetime) -> dict[str, Any]:
             for details in ended
         ],
         "panels": [team_panel(panel, currency, now) for panel in panels],
-        "in_a_team": bool(panels),
+        "sees_all_charges": policy.sees_all_charges(user),
         "operations": operations_panel(user, now),
-        "money": spending_panel(user, currency, now),
         "free": lines,
         "several_pools": len({line.pool.pk for line in lines}) > 1,
         "coming": upcoming_rows(user, now),

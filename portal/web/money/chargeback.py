@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date, datetime
 from typing import Any
 
@@ -13,14 +13,15 @@ from django.utils import timezone
 from portal import policy
 from portal.models import User
 from portal.reads.money import chargeback as reads
-from portal.reads.money.charge_filters import filtered_teams
 from portal.reads.money.charge_scope import charge_scope
 from portal.reads.money.closing.close_panel import ReadMonth, close_and_unusual
 from portal.reads.money.exports import DIALECT_OPTIONS
+from portal.reads.money.overview.month_figures import read_month
 from portal.reads.money.overview.page import chargeback_overview
 from portal.web.money.charges.addresses import (
     breadcrumbs,
     lines_url,
+    linked_budgets,
     requested_dialect,
     requested_filters,
     requested_format,
@@ -33,10 +34,8 @@ from portal.web.money.months import month_or_404, offset_month
 from portal.web.money.overview.context import overview_context
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.organisation import current_organisation
-from telemetry.models import Budget
 from telemetry.money.billing_months import billing_calendar, month_bounds, month_of, next_month
-from telemetry.money.closing.statement_months import StatementMonths, load_statement_months
-from telemetry.money.reconciliation import month_line_sums
+from telemetry.money.closing.statement_months import load_statement_months
 
 PARAMETERS = ("month", *TREE_PARAMETERS, "page", "corrections", "format", *DIALECT_OPTIONS)
 
@@ -59,11 +58,13 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
         return charge_lines_under(request, month, where, scope, now)
     if wanted == "csv":
         return tree_file(user, month, where, address, scope, requested_dialect(request), now)
-    budgets, read = reads.budget_rows(user, month, now), _read_month(request, user, month, where, months)
+    budgets = reads.budget_rows(user, month, now)
+    two_people = bool(getattr(current_organisation(request), "two_step_close", False))
+    read = read_month(user, month, where, months, two_people=two_people)
     context: dict[str, Any] = {
         **tree_context(user, month, where, address, budgets, now, read.months),
         **_month_context(user, month, where, now, read, first),
-        "budgets": _linked_budgets(user, month, budgets),
+        "budgets": linked_budgets(user, month, budgets),
         "path": breadcrumbs(month, where),
         "lines_url": lines_url(month, where),
         "scope": scope,
@@ -103,42 +104,6 @@ def chargeback(request: HttpRequest) -> HttpResponseBase:
             # The rows of the tree have no corrections, which are separate rows. The total includes them.
             context["total_since"] = overview.change.amount
     return render(request, "manage/chargeback.html", context)
-
-
-def _linked_budgets(user: User, month: date, budgets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of budgets, each with the address of its charge lines. The address is empty if the
-    viewer may not filter charges by the owner of the budget.
-    """
-    teams = filtered_teams(user) if budgets else None
-    rows = []
-    for row in budgets:
-        budget: Budget = row["budget"]
-        team = budget.project.team_id if budget.project else budget.team_id
-        is_linked = teams is None or team in teams
-        rows.append({**row, "url": _budget_url(month, budget) if is_linked else ""})
-    return rows
-
-
-def _budget_url(month: date, budget: Budget) -> str:
-    """Return the address of the charge lines of a month that count against a budget."""
-    if budget.cost_centre:
-        return lines_url(month, {"cost_centre": budget.cost_centre})
-    if budget.project_id is not None:
-        return lines_url(month, {"project": budget.project_id})
-    return lines_url(month, {"team": budget.team_id})
-
-
-def _read_month(
-    request: HttpRequest, user: User, month: date, where: Mapping[str, Any], months: StatementMonths
-) -> ReadMonth:
-    """Read the parts of a month that several parts of the page show."""
-    has_panels = policy.may(user, "charges.see_all") and not where
-    return ReadMonth(
-        statement=reads.statement_of(month),
-        lines=month_line_sums(month) if has_panels else None,
-        months=months,
-        two_people=bool(getattr(current_organisation(request), "two_step_close", False)),
-    )
 
 
 def _month_context(

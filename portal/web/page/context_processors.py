@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from portal import policy
 from portal.models import Membership, Organisation, SubmissionState, User
+from portal.reads.people.organisation import unread_matters
 from portal.redis_state.announced_maintenance import announced_maintenance
 from portal.web.page.memberships import current_memberships
 from portal.web.page.organisation import current_currency, current_organisation
@@ -73,24 +74,26 @@ def page_frame(request: HttpRequest) -> dict[str, Any]:
 def _build_page_frame(request: HttpRequest, user: User) -> dict[str, Any]:
     organisation = current_organisation(request)
     memberships = current_memberships(request, user)
+    may_request = bool(memberships) and not user.auditor
     return {
         "organisation": organisation,
+        "may_request": may_request,
         "currency": current_currency(request),
-        "nav": _navigation_sections(request, user, memberships),
+        "nav": _navigation_sections(request, user, memberships, may_request),
         "search_url": reverse("search"),
         "simulated_notice": _simulation_notice(user, organisation),
         "viewer_line": _viewer_line(user, memberships),
         "notices_url": reverse("notifications"),
-        "notices_count": policy.visible_notifications(user).filter(read_at=None).count(),
+        "notices_count": unread_matters(user),
         "maintenance": announced_maintenance(),
         "edge_url": settings.GPUPOOL_EDGE_URL,
     }
 
 
 def _navigation_sections(
-    request: HttpRequest, user: User, memberships: list[Membership]
+    request: HttpRequest, user: User, memberships: list[Membership], may_request: bool
 ) -> list[dict[str, Any]]:
-    hidden = _hidden_entries(user, memberships)
+    hidden = _hidden_entries(user, memberships, may_request)
     counts = _navigation_counts(user, "approvals" not in hidden)
     here = request.path
     sections = []
@@ -126,9 +129,9 @@ def _sees_requests(user: User, memberships: list[Membership]) -> bool:
     return leads or user.finance or policy.may(user, "approval.see")
 
 
-def _hidden_entries(user: User, memberships: list[Membership]) -> set[str]:
+def _hidden_entries(user: User, memberships: list[Membership], may_request: bool) -> set[str]:
     hidden = set()
-    if not memberships or user.auditor:
+    if not may_request:
         hidden.add("ask")
     if not _sees_requests(user, memberships):
         hidden.add("approvals")

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from datetime import date
 from typing import Any
+from urllib.parse import urlencode
 
 from django import forms
 from django.conf import settings
@@ -20,11 +21,12 @@ from portal.models import AuditEvent
 from portal.reads.money.charged_months import parse_month
 from portal.reads.money.closing import journal
 from portal.reads.people import organisation as reads
+from portal.reads.people.audit_objects import object_urls, referenced_names
 from portal.services.audit_trail.verification import audit_integrity
 from portal.web.page.access import sign_in_required
 from portal.web.page.csv_export import MAX_CSV_ROWS, csv_response
 from portal.wording.pages import people_pages
-from portal.wording.people import audit_texts
+from portal.wording.people import audit_texts, audit_values
 
 EVENTS_PER_PAGE = 50
 CSV_COLUMNS = ("at", "actor", "via", "verb", "target", "name", "team", "before", "after", "why")
@@ -84,7 +86,18 @@ def _audit_page(
     request: HttpRequest, form: AuditFilterForm, rows: QuerySet[AuditEvent], status: int = 200
 ) -> HttpResponseBase:
     page = Paginator(rows, EVENTS_PER_PAGE).get_page(request.GET.get("page"))
-    shown = [{"event": event, "verb": event.verb_text, "changes": changed_fields(event)} for event in page]
+    events = list(page)
+    urls, names = object_urls(request.user, events), referenced_names(events)
+    shown = [
+        {
+            "event": event,
+            "verb": event.verb_text,
+            "verb_url": f"?{urlencode({'verb': event.verb})}",
+            "url": urls.get(event.target, ""),
+            "changes": changed_fields(event, names),
+        }
+        for event in events
+    ]
     now = timezone.now()
     context = {"page": page, "rows": shown, "form": form, "now": now}
     if policy.may(request.user, "audit.see_all"):
@@ -94,24 +107,21 @@ def _audit_page(
     return render(request, "organisation/audit.html", context, status=status)
 
 
-def changed_fields(event: AuditEvent) -> list[dict[str, Any]]:
-    """Return the changed fields of an event with their values before and after."""
+def changed_fields(event: AuditEvent, names: audit_values.Names) -> list[dict[str, Any]]:
+    """Return the changed fields of an event with their values before and after.
+
+    ``names`` has the names of rows that the values refer to.
+    """
     before, after = event.before or {}, event.after or {}
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    fields = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return [
         {
-            "name": name.replace("_", " "),
-            "before": _value_text(before.get(name)),
-            "after": _value_text(after.get(name)),
+            "name": audit_values.field_text(name),
+            "before": audit_values.value_text(name, before.get(name), names),
+            "after": audit_values.value_text(name, after.get(name), names),
         }
-        for name in names
+        for name in fields
     ]
-
-
-def _value_text(value: Any) -> str:
-    if value is None or value == "":
-        return "nothing"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _csv_cells(event: AuditEvent) -> list[Any]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from django import forms
-from django.db.models import F, QuerySet
+from django.db.models import Case, F, QuerySet, When
 from django.http import StreamingHttpResponse
 
 from portal.models import User
@@ -89,12 +89,14 @@ class WorkloadFilterForm(forms.Form):
 def sort_workloads(rows: QuerySet[Workload], sort: str) -> QuerySet[Workload]:
     """Sort workloads by ``sort``, a key of SORT_COLUMNS. A ``-`` before the key gives descending order.
 
-    Without a valid key, the newest workload comes first.
+    Without a valid key, workloads that hold GPUs come first, then those that wait, then those that have
+    ended; the newest first, and of the ended ones the last end first.
     """
     down, word = sort.startswith("-"), sort.removeprefix("-")
     columns = SORT_COLUMNS.get(word)
     if columns is None:
-        return rows.order_by("-submitted_at", "-pk")
+        waits = Case(When(state=WorkloadState.QUEUED, then=1), default=0)
+        return rows.order_by(F("ended_at").desc(nulls_first=True), waits, "-submitted_at", "-pk")
     ordering = [F(c).desc(nulls_last=True) if down else F(c).asc(nulls_last=True) for c in columns]
     return rows.order_by(*ordering, "-pk" if down else "pk")
 

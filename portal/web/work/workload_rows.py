@@ -14,6 +14,7 @@ from portal.web.components.quantities import money_sums, percent, short_duration
 from portal.web.work import workload_card, workload_text
 from portal.wording import expected_start_texts, state_labels
 from portal.wording.chargeback import charge_scope_texts
+from portal.wording.pages import workload_pages
 from portal.wording.request_texts import requested_units_text
 from scheduler.models import Workload
 from scheduler.state.states import WorkloadState
@@ -58,8 +59,10 @@ def _workload_row(details: WorkloadDetails, user: User, currency: str, now: date
         "where": workload_text.location_text(details.held),
         "borrowed": workload_text.borrowing_notice(details),
         "simulated": details.simulated,
-        "use_text": percent(details.use.latest) if details.held else "",
+        "use_text": _use_text(details),
         "time": _time_text(details, now),
+        "submitted": workload.submitted_at,
+        "ended": workload.ended_at,
         "cost": _cost_text(details, currency),
         "cost_hidden": details.cost_hidden,
         "actions": workload_card.workload_buttons(details, user, small=True)
@@ -86,6 +89,8 @@ def _array_row(
         "simulated": details.simulated or whole.simulated,
         "use_text": percent(whole.use) if held else "",
         "time": _array_time(row, now),
+        "submitted": row.created_at,
+        "ended": row.over if row.waiting + row.running == 0 else None,
         "cost": charge_scope_texts.HIDDEN_COST
         if whole.cost_hidden
         else money_sums(whole.cost)
@@ -94,6 +99,19 @@ def _array_row(
         "cost_hidden": whole.cost_hidden,
         "actions": [],
     }
+
+
+def _use_text(details: WorkloadDetails) -> str:
+    """Return the last utilisation, or the mean utilisation of an ended workload; "" without GPUs.
+
+    The use of an ended workload without a report is unknown.
+    """
+    if details.workload.state != WorkloadState.ENDED:
+        return percent(details.use.latest) if details.held else ""
+    if not details.had:
+        return ""
+    mean = percent(details.use.mean)
+    return mean if details.use.mean is None else workload_pages.MEAN_USE.format(use=mean)
 
 
 def _array_time(row: Any, now: datetime) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils import timezone
 
 from portal import policy
 from portal.models import User
@@ -20,7 +22,7 @@ from portal.web.work.charge_table import charge_table, charged_sums
 from portal.web.work.workload_log import LOG_TAIL_BYTES, log_state, requested_run
 from portal.wording.chargeback import charge_scope_texts
 from portal.wording.pages import run_report_pages, workload_pages
-from scheduler.models import Workload
+from scheduler.models import Run, Workload
 from scheduler.runs import logs
 from scheduler.state.states import WorkloadState
 from telemetry.core.amounts import round_amount
@@ -128,7 +130,21 @@ def _log_tab(request: HttpRequest, workload: Workload, user: User) -> dict[str, 
         if end > LOG_TAIL_BYTES
         else f"Attempt {run.attempt} on {run.host.name}"
     )
-    return {"log": {**state, "text": text, "note": note}, "log_choices": choices if len(choices) > 1 else []}
+    missing = "" if end or state["goes_on"] else _missing_log_text(workload, run)
+    return {
+        "log": {**state, "text": text, "note": note, "missing": missing},
+        "log_choices": choices if len(choices) > 1 else [],
+    }
+
+
+def _missing_log_text(workload: Workload, run: Run) -> str:
+    """Return why the log of an ended run is empty."""
+    if workload.simulated:
+        return workload_pages.NO_OUTPUT_SIMULATED
+    kept = timedelta(days=settings.GPUPOOL_LOG_DAYS)
+    if run.ended_at is not None and timezone.now() - run.ended_at > kept:
+        return workload_pages.OUTPUT_DELETED.format(days=settings.GPUPOOL_LOG_DAYS)
+    return workload_pages.NO_OUTPUT
 
 
 def _use_tab(workload: Workload, user: User, now: datetime) -> dict[str, Any]:

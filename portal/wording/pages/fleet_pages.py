@@ -80,6 +80,27 @@ NOT_JOINED = "has not joined yet"
 LEASE_STATE_NOTES = {"suspect": "one renewal late", "silent": "silent"}
 
 
+# Titles of the groups of health rules, by the first part of their codes.
+RULE_GROUPS = {
+    "breaker": "Failing attempts on a host",
+    "clock": "Clock",
+    "ecc": "Memory errors (ECC)",
+    "gpu": "Missing GPUs",
+    "nvlink": "NVLink",
+    "nvml": "Interface of the driver (NVML)",
+    "recovery": "Recovery that the driver asks for",
+    "remap": "Remapped memory rows",
+    "stray": "Processes without a workload",
+    "throttle": "Throttling",
+    "xid": "Xid errors of the driver",
+}
+
+
+def rule_count(count: int, changed: int) -> str:
+    """Return the number of rules of a group, and how many of them are changed or added."""
+    return f"{count} rule{'' if count == 1 else 's'}" + (f", {changed} changed or added" if changed else "")
+
+
 def event_count(title: str, count: int) -> str:
     """Return the title of a hardware event, and how often the event happened in the last 24 hours."""
     return f"{title} {count} times in 24 h" if count > 1 else f"{title} in the last 24 h"

@@ -40,6 +40,10 @@ HOST_SILENT = (
 )
 NO_SUCH_RUN = "This workload has no such run."
 EMPTY_LOG = "This run has written nothing."
+MEAN_USE = "mean {use}"
+NO_OUTPUT = "The run wrote no output."
+NO_OUTPUT_SIMULATED = "The run is part of the simulated history, which has no output."
+OUTPUT_DELETED = "The output is no longer kept: logs are deleted {days} days after the last line."
 GANG_END_LABEL = "If it ends on one host"
 LOG_TAIL = "The last {kilobytes} kB; download it for the rest."
 CHART_LATER = "A chart is drawn from the second reading on."

@@ -261,7 +261,7 @@ def test_a_disk_that_is_full_again_for_a_short_time_is_not_notified(world: World
 
 @pytest.mark.django_db
 def test_a_host_attested_off_is_reported_as_off_and_as_silent_once(world: World) -> None:
-    alpha = world.hosts["alpha"]
+    alpha, other = world.hosts["alpha"], User.objects.create(username="second", operator=True)
     Host.objects.filter(pk=alpha.pk).update(last_sync_at=world.now - 30 * MINUTE)
     silent_hosts.sweep_silent_hosts(world.now)
     assert Host.objects.get(pk=alpha.pk).lease_state == "silent"
@@ -271,19 +271,21 @@ def test_a_host_attested_off_is_reported_as_off_and_as_silent_once(world: World)
     delivery.write_notices(world.now + 4 * MINUTE)
     notices = [
         notice_texts.notice_sentence(row.kind, row.numbers)
-        for row in Notification.objects.filter(user=world.operator, kind="host_trouble").order_by("pk")
+        for row in Notification.objects.filter(user=other, kind="host_trouble").order_by("pk")
     ]
     assert (
         notices[-1]
         == "alpha counts as powered off since 2 Mar 2026 09:02 (confirmed by operator: psu burnt)."
     )
     assert len(notices) == 2 and "fell silent" in notices[0]
+    assert kinds(world.operator) == ["host_trouble"]  # no notice of the own confirmation
 
 
 @pytest.mark.django_db
 def test_the_operator_who_attested_a_host_off_is_named_to_operators_only(world: World) -> None:
     """Members see "an operator" instead of the name, as on the page of the host."""
     User.objects.filter(pk=world.operator.pk).update(first_name="Olga", last_name="Perez")
+    other = User.objects.create(username="second", operator=True)
     run_of(job(world), world)
     HostStateChange.objects.create(
         host=world.hosts["alpha"],
@@ -298,7 +300,8 @@ def test_the_operator_who_attested_a_host_off_is_named_to_operators_only(world: 
         row.user_id: (notice_texts.notice_sentence(row.kind, row.numbers), row.numbers)
         for row in Notification.objects.filter(kind="host_trouble")
     }
-    assert notice_of[world.operator.pk][0].endswith("(confirmed by Olga Perez: the fuse: burnt).")
+    assert world.operator.pk not in notice_of  # it is the own action of the operator
+    assert notice_of[other.pk][0].endswith("(confirmed by Olga Perez: the fuse: burnt).")
     sentence, numbers = notice_of[world.vision.member.pk]
     assert sentence.endswith("(confirmed by an operator: the fuse: burnt).")
     assert world.operator.username not in {str(value) for value in numbers.values()} and "Olga" not in str(

@@ -130,7 +130,7 @@ def test_the_page_shows_steps_signatures_and_waiting_months(world: World, charge
 
 def test_the_home_page_of_finance_lists_the_months_that_wait(world: World, charged: Workload) -> None:
     answer = client_of(world.finance).get("/")
-    assert JANUARY in answer.context["money"]["waiting"]
+    assert JANUARY in answer.context["money"]["spending"]["waiting"]
     assert "January 2026</a>" in answer.content.decode()
 
 

@@ -78,7 +78,7 @@ def test_an_operator_starts_a_diagnostic_and_sees_its_findings(world: World) -> 
     ]
     assert notices_for(world, "member") == []
     notices = signed_in(world.people["operator"]).get(reverse("notifications")).content.decode()
-    assert f'href="{reverse("host", args=["alpha"])}">See it' in notices
+    assert f'href="{reverse("host", args=["alpha"])}">GPU 2 of alpha failed its diagnostic' in notices
     assert "GPU 2 is back in service" in submit_repair(world, "return", gpu=2)
     assert Gpu.objects.get(host__name="alpha", index=2).repair_state == "well"
 

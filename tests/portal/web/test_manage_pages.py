@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import date, datetime, timedelta
 
 import pytest
+from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -16,10 +17,10 @@ from portal.models import Organisation, Submission, User
 from portal.services.approvals import budget_requests, submissions
 from portal.services.calendar import reservations
 from scheduler import services as scheduling
-from scheduler.models import Host, MaintenanceWindow, Quota, Reservation, Run
+from scheduler.models import BoundUnit, Gpu, Host, MaintenanceWindow, Quota, Reservation, Run, Unit
 from scheduler.state.states import AdminState
 from scheduler.sync import agent_api
-from tests.portal.web.work_samples import run_job
+from tests.portal.web.work_samples import reserve, run_job
 from tests.seeds import first_cases
 from tests.world import H100, World
 
@@ -54,6 +55,33 @@ def test_the_fleet_shows_every_host_in_every_colouring(world: World, query: str)
     assert page.status_code == 200
     for name in ("alpha", "beta", "gamma"):
         assert reverse("host", args=[name]) in page.content.decode()
+
+
+def test_the_numbers_of_gpus_on_the_fleet_page_add_up(world: World) -> None:
+    run_job(world, world.vision, "storm", host="alpha", gpus=[0, 1])
+    reservation = reserve(world, world.vision, "review", hours=-1, length=3)
+    for unit in Unit.objects.filter(gpu__host=world.hosts["alpha"], gpu__index__in=[2, 3]):
+        BoundUnit.objects.create(
+            reservation=reservation,
+            unit=unit,
+            slots=unit.slots,
+            period=DateTimeTZRange(reservation.start, reservation.end),
+        )
+    Host.objects.filter(name="beta").update(admin_state="draining")
+    run_job(world, world.vision, "leaving", host="beta", gpus=[0])
+    Gpu.objects.filter(host__name="beta", index=1).update(repair_state="quarantined")
+    page = signed_in(world.operator).get(reverse("fleet"))
+    figures = page.context["figures"]
+    assert (figures["held"], figures["reserved"]) == (3, 2)
+    assert sum(figures[key] for key in ("held", "reserved", "free", "out")) == figures["gpus"]
+    assert page.content.decode().count('class="gpu-reserved"') == 3  # the GPUs, and the legend
+    alpha = next(
+        row
+        for group in page.context["groups"]
+        for row in group["hosts"]
+        if row["host"].name == "alpha" and row["reserved"]
+    )
+    assert "2 reserved" in alpha["words"]
 
 
 def test_a_stranger_does_not_see_hosts_in_the_pool_of_another_team(world: World) -> None:

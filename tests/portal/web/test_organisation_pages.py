@@ -188,6 +188,21 @@ def test_health_rules_are_sorted_by_number(world: World) -> None:
     assert "Quarantine GPU</option>" in shown
 
 
+def test_health_rules_are_folded_by_kind_until_a_filter_or_a_change_opens_a_group(world: World) -> None:
+    client, address = signed_in(world.operator), reverse("health-rules")
+
+    def opened(**query: str) -> set[str]:
+        groups = client.get(address, query).context["groups"]
+        assert groups
+        return {group["title"] for group in groups if group["is_open"]}
+
+    assert opened() == set()
+    assert opened(saved="xid:79") == {"Xid errors of the driver"}
+    assert opened(find="xid:79") == {"Xid errors of the driver"}
+    listed = [rule.code for group in client.get(address).context["groups"] for rule, _ in group["rows"]]
+    assert sorted(listed) == sorted(HealthRule.objects.values_list("code", flat=True))
+
+
 def test_health_rules_are_filtered_by_text_and_action_and_a_saved_one_stays_visible(
     world: World,
 ) -> None:

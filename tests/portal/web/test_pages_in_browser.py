@@ -353,3 +353,54 @@ def test_the_chart_of_a_running_job_shows_new_figures(
         " {target: '#use-data', swap: 'outerHTML'})"
     )
     wait_until(lambda: page.evaluate(values) == 3)
+
+
+@pytest.mark.long
+def test_after_back_a_filter_shows_the_text_of_its_address(
+    world: World, live_server: Any, browser: Browser
+) -> None:
+    make_waiting(world, world.vision, "storm")
+    page = sign_in(browser, live_server, world.vision.member.username)
+    page.goto(f"{live_server.url}{reverse('jobs')}")
+    field = page.locator("form[data-autosend] input[name=find]")
+    field.fill("nothing-like-this")
+    field.press("Enter")
+    expect(page.get_by_text("Nothing matches")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("link", name="storm")).to_be_visible()
+    expect(field).to_have_value("")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("charged")
+def test_pages_of_roles_fit_their_windows_and_folded_rules_are_short(
+    world: World, live_server: Any, browser: Browser
+) -> None:
+    team = reverse("team", args=[world.vision.team.slug])
+    pages = {
+        world.operator: [reverse(name) for name in ("home", "fleet", "health-rules", "notifications")],
+        world.finance: [reverse("home")],
+        world.vision.lead: [team, reverse("jobs"), reverse("audit")],
+    }
+    for user, addresses in pages.items():
+        page = sign_in(browser, live_server, user.username)
+        for width in (390, 1280, 1920):
+            page.set_viewport_size({"width": width, "height": 900})
+            for address in addresses:
+                page.goto(f"{live_server.url}{address}")
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, (address, width)
+                assert page.evaluate(CUT) == [], (address, width)
+                if address == reverse("health-rules"):
+                    assert page.evaluate("document.documentElement.scrollHeight") < 2000
+
+
+@pytest.mark.long
+def test_enter_opens_the_best_match_of_the_search_even_before_the_answer(
+    world: World, live_server: Any, browser: Browser
+) -> None:
+    page = sign_in(browser, live_server, world.vision.member.username)
+    page.keyboard.press("Control+k")
+    page.keyboard.type("password")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("password")
+    assert page.url.endswith(reverse("account_change_password"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
 
@@ -12,12 +12,13 @@ from django.urls import reverse
 from portal.input_checks import display_value
 from portal.models import User
 from portal.reads.money import chargeback as reads
-from portal.reads.money.charge_filters import FILTERS, checked_filters
+from portal.reads.money.charge_filters import FILTERS, checked_filters, filtered_teams
 from portal.reads.money.exports import checked_dialect, refuse_dialect
 from portal.web.money.filter_query import filter_query
 from portal.web.page.access import InvalidAddress, address_checks, check_parameters
 from portal.wording.pages.money import export_texts, money_pages
 from telemetry.core.csv_text import CsvDialect
+from telemetry.models import Budget
 from telemetry.reads.chargeback import filter_text
 
 DIMENSION_LABELS = {
@@ -101,3 +102,26 @@ def _value_label(name: str, value: Any, month: date) -> str:
     if isinstance(value, tuple):
         return ", ".join(value)
     return reads.dimension_name(name, value, month)
+
+
+def linked_budgets(user: User, month: date, budgets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of budgets, each with the address of its charge lines. The address is empty if the
+    viewer may not filter charges by the owner of the budget.
+    """
+    teams = filtered_teams(user) if budgets else None
+    rows = []
+    for row in budgets:
+        budget: Budget = row["budget"]
+        team = budget.project.team_id if budget.project else budget.team_id
+        is_linked = teams is None or team in teams
+        rows.append({**row, "url": _budget_url(month, budget) if is_linked else ""})
+    return rows
+
+
+def _budget_url(month: date, budget: Budget) -> str:
+    """Return the address of the charge lines of a month that count against a budget."""
+    if budget.cost_centre:
+        return lines_url(month, {"cost_centre": budget.cost_centre})
+    if budget.project_id is not None:
+        return lines_url(month, {"project": budget.project_id})
+    return lines_url(month, {"team": budget.team_id})

@@ -33,7 +33,7 @@ def overview_context(overview: ChargebackOverview) -> dict[str, Any]:
     """Return the context of the templates: months, hero, equation, spend and bridge."""
     return {
         "months": _month_strip(overview),
-        "hero": _hero(overview),
+        "hero": hero_context(overview),
         "equation": _equation(overview) if overview.equation else None,
         "spend": _spend(overview),
         "bridge": bridge_panel(overview),
@@ -70,7 +70,8 @@ def _month_strip(overview: ChargebackOverview) -> list[dict[str, Any]]:
     return entries
 
 
-def _hero(overview: ChargebackOverview) -> dict[str, Any]:
+def hero_context(overview: ChargebackOverview) -> dict[str, Any]:
+    """Return the figures of the month: charges, change, forecast and budget."""
     change, forecast, budget = overview.change, overview.forecast, overview.budget
     currency = overview.currency
     return {

@@ -1,0 +1,1 @@
+"""Make the sentences of the home page."""
