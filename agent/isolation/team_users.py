@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.host.durable_files import StateFolderError, read_json_or_raise, write_json
+from agent.isolation.launchers import PersonUser
 from agent.storage import file_trees
 from agent.storage.file_trees import resolved_home
 
@@ -59,11 +60,15 @@ class UidRange:
 
 @dataclass(frozen=True)
 class RunPlacement:
-    """The user, the home and the checkpoint folder of a run. A ``user`` of None means the agent's user."""
+    """The user, the home and the checkpoint folder of a run. A ``user`` of None means the agent's user.
+
+    ``person``: the user of the run's owner; None: the run has the user of its team.
+    """
 
     user: int | None
     home: Path
     checkpoint: Path
+    person: PersonUser | None = None
 
 
 @dataclass
@@ -198,17 +203,19 @@ class TeamUsers:
             )
 
 
-def chown_run_folders(run: Path, user: int | None) -> None:
+def chown_run_folders(run: Path, place: RunPlacement) -> None:
     """Make the run's user the owner of the run's writable folders, and let the user read the inbox.
 
     The agent stays the owner of the inbox. Otherwise the user could put links into the inbox and so redirect
     the agent's writes to other files.
     """
+    user = place.user
     if user is None:
         return
+    group = place.person.gid if place.person else user
     for name in ("out", "tmp"):
-        os.chown(run / name, user, user)
-    os.chown(run / "in", -1, user)
+        os.chown(run / name, user, group)
+    os.chown(run / "in", -1, group)
     os.chmod(run / "in", INBOX_FOLDER_MODE)
 
 

@@ -26,6 +26,7 @@ from agent.host.clock import boottime
 from agent.host.durable_files import log_disk_errors, write_json, write_problem, write_text
 from agent.host.system_path import SYSTEM_PATH
 from agent.isolation import team_users
+from agent.isolation.person_users import PersonUserError, person_folder
 from agent.protocol import RunWanted
 from agent.runs import gangs, launch_spec
 from agent.runs.local_run import (
@@ -215,7 +216,7 @@ class RunManager(RunOrders):
             held.close()
             self.waiting[wanted.run] = PendingStart(wanted, boottime(), str(change))
             return False
-        except (team_users.TeamUserError, OSError) as error:
+        except (team_users.TeamUserError, PersonUserError, OSError) as error:
             held.close()
             await self.refuse(wanted, "start_failed", f"could not be started: {error}")
             return False
@@ -289,11 +290,16 @@ class RunManager(RunOrders):
 
         Raises the same errors as ``TeamUsers.home``.
         """
-        user = self.team_users.user(wanted.team_id, wanted.team_user)
-        home = self.team_users.home(wanted.owner, user)
-        place = team_users.RunPlacement(
-            user, home, self.team_users.folder(self._checkpoint_folder(wanted.workload), user)
-        )
+        checkpoint = self._checkpoint_folder(wanted.workload)
+        if wanted.person is not None:
+            person = self.person_users.user(wanted.person)
+            place = team_users.RunPlacement(
+                person.uid, person.home, person_folder(checkpoint, person), person
+            )
+        else:
+            user = self.team_users.user(wanted.team_id, wanted.team_user)
+            home = self.team_users.home(wanted.owner, user)
+            place = team_users.RunPlacement(user, home, self.team_users.folder(checkpoint, user))
         # After the end of the lease, do not touch the acknowledgement. It may be from a later attempt on
         # another host.
         if boottime() < lease_until:
@@ -309,7 +315,7 @@ class RunManager(RunOrders):
         folder = self.state.runs / wanted.run
         for name in ("in", "out", "tmp", "log"):
             (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        team_users.chown_run_folders(folder, place.user)
+        team_users.chown_run_folders(folder, place)
         run = LocalRun(
             folder,
             persisted_fields(wanted),

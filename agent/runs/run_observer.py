@@ -30,6 +30,7 @@ from agent.host.state import StateFolder
 from agent.isolation import team_users
 from agent.isolation.cgroups import Cgroups
 from agent.isolation.launchers import Launcher
+from agent.isolation.person_users import PersonUsers
 from agent.isolation.workload_network import WorkloadNetwork
 from agent.protocol import RunSeen, RunUseSeen
 from agent.runs.hooks import Hooks
@@ -74,6 +75,7 @@ class RunObserver:
         exposed: list[Path],
         address: str = "",
         numbers: team_users.UidRange | None = None,
+        person_users: PersonUsers | None = None,
         cgroups: Cgroups | None = None,
         network: WorkloadNetwork | None = None,
         hooks: Hooks | None = None,
@@ -89,6 +91,7 @@ class RunObserver:
         self.address = address
         self.cgroups = cgroups or Cgroups()
         self.team_users = team_users.TeamUsers(homes, numbers)
+        self.person_users = person_users or PersonUsers()
         self.network = network or WorkloadNetwork("private", "")
         self.hooks = hooks or Hooks()
         self.closed = closed  # the reason why this host starts no run, as a sentence; '' if it may start runs

@@ -339,6 +339,7 @@ def build_inventory(
         environment=environment,
         address=runs.address,
         users_per_team=runs.team_users.numbers is not None,
+        person_users=runs.person_users.allowed,
         limits=runs.cgroups.available_controllers,
         cgroups=runs.cgroups.layout,
         network=runs.network.mode,
