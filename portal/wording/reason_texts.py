@@ -118,10 +118,15 @@ REASONS: dict[str, SentenceBuilder] = {
     "host_closed": lambda f: (
         f"The hosts that could run it take no new work{f.plain(': ', 'hosts')}"
         f"{reason_parts.of_hosts(f.get('hosts'))} cordoned, draining, in maintenance, silent or "
-        f"unwell{f.plain(', ', 'too_weak', after=' isolate workloads less than the pool requires')}."
+        f"unwell{f.plain(', ', 'too_weak', after=' isolate workloads less than the pool requires')}"
+        f"{f.plain(', ', 'no_person_users', after=' cannot run work as its owner')}."
     ),
     "isolation_too_weak": lambda f: (
         "The host isolates workloads less than its pool requires, so nothing new starts on it."
+    ),
+    "person_users_missing": lambda f: (
+        "The work of its pool runs as the Unix user of its owner, which the host cannot do, so nothing new "
+        "starts on it."
     ),
     # why work waits: it starts when units become free
     "waits_for_units": lambda f: (

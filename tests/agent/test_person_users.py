@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
+from agent.isolation.launchers import PlainLauncher, SandboxRequest
 from agent.isolation.person_users import DEFAULT_PERSON_IDS, PersonUserError, PersonUsers, open_person_users
 from agent.isolation.team_users import UidRange
 from agent.protocol import PersonWanted
+from agent.shim import workload_entry
 from tests.agent.conftest import MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 from tests.agent.test_isolation import output
-from tests.seeds import first_cases
 
 pytestmark = [
     pytest.mark.sandbox,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can run work as another user"),
 ]
 ADA, BOB, STAFF, PROJECT = 4_101, 4_102, 4_200, 4_201
-LAUNCHERS = first_cases(1, ["bubblewrap", "plain"])
 
 
 @pytest.fixture
@@ -53,11 +53,10 @@ def person(homes: Path, name: str = "ada", uid: int = ADA, **fields: Any) -> Per
 # With a real agent
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
 async def test_a_file_that_a_job_writes_in_the_shared_home_belongs_to_its_owner(
-    edge: FakeEdge, make_agent: MakeAgent, homes: Path, launcher: str
+    edge: FakeEdge, make_agent: MakeAgent, homes: Path
 ) -> None:
-    agent = await make_agent("--person-homes", str(homes), launcher=launcher)
+    agent = await make_agent("--person-homes", str(homes), launcher="bubblewrap")
     assert edge.observed[-1].inventory.person_users
     command = "echo 1 > ~/made; echo 1 > $GPUPOOL_CHECKPOINT_DIR/f; echo $HOME; id -u; id -g"
     found = await output(edge, command, person=person(homes), owner="ada.lovelace")
@@ -67,12 +66,11 @@ async def test_a_file_that_a_job_writes_in_the_shared_home_belongs_to_its_owner(
     assert not (agent.state / "homes" / "ada.lovelace").exists()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
 async def test_the_closed_home_of_another_person_cannot_be_read(
-    edge: FakeEdge, make_agent: MakeAgent, homes: Path, launcher: str
+    edge: FakeEdge, make_agent: MakeAgent, homes: Path
 ) -> None:
     """Expose all homes to the sandbox, so that only the owner and the mode of the home protect it."""
-    await make_agent("--person-homes", str(homes), "--expose", str(homes), launcher=launcher)
+    await make_agent("--person-homes", str(homes), "--expose", str(homes), launcher="bubblewrap")
     command = f"cat {homes}/bob/secret && echo read; ls {homes}/bob && echo listed; cat ~/secret"
     found = await output(edge, command, person=person(homes))
     assert "the secret of bob" not in found and "listed" not in found and "read\n" not in found
@@ -93,6 +91,7 @@ async def test_work_has_the_further_groups_of_its_owner_and_no_others(
     assert "Permission denied" in await output(edge, f"cat {project}/data", generation=2, person=without)
 
 
+@pytest.mark.long
 async def test_the_user_has_the_unix_name_of_the_owner(
     edge: FakeEdge, make_agent: MakeAgent, homes: Path
 ) -> None:
@@ -115,6 +114,7 @@ async def test_a_run_as_its_owner_does_not_start_on_a_host_without_homes_of_peop
     assert not (homes / "ada" / "made").exists()
 
 
+@pytest.mark.long
 async def test_a_home_outside_of_the_allowed_folders_is_not_mounted(
     edge: FakeEdge, make_agent: MakeAgent, homes: Path
 ) -> None:
@@ -123,6 +123,34 @@ async def test_a_home_outside_of_the_allowed_folders_is_not_mounted(
     await edge.want(wanted)
     ended = await edge.until_state(wanted.run, "ended")
     assert ended.outcome == "start_failed" and "'/var/tmp' is not below" in ended.step
+
+
+# Without a sandbox
+
+
+def test_a_plain_process_has_the_groups_and_the_rights_of_its_owner(homes: Path) -> None:
+    ada = PersonUsers((homes,)).user(person(homes))
+    here = Path("/var/lib/agent")
+    folders = [here / name for name in ("check", "in", "out", "tmp", "tools")]
+    box = SandboxRequest(["true"], "ada", ada.home, *folders, user=ada.uid, person=ada)
+    launch = PlainLauncher().launch(box)
+    assert launch.cwd == str(ada.home) and str(ada.home) not in dict(launch.stage)
+    spec = {"launcher": "plain", "user": launch.user, "group": launch.group, "groups": list(launch.groups)}
+    command = f"id -u; id -G; echo 1 > made; cat {homes}/bob/secret; ls {homes}/bob"
+    found = subprocess.run(
+        ["/bin/bash", "-c", command],
+        cwd=launch.cwd,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: workload_entry.enter_workload(spec),
+        env={"PATH": "/usr/bin:/bin"},
+        check=False,
+    ).stdout
+    assert found.splitlines()[:2] == [str(ADA), f"{STAFF} {PROJECT}"]
+    assert found.count("Permission denied") == 2 and "the secret" not in found
+    made = (homes / "ada" / "made").stat()
+    assert (made.st_uid, made.st_gid) == (ADA, STAFF)
 
 
 # The checks of the host

@@ -16,7 +16,7 @@ from portal.web.people import (
     tokens,
     workload_templates,
 )
-from portal.web.people.identity import own_identities, providers, rules
+from portal.web.people.identity import own_identities, providers, rules, unix_identity
 
 urlpatterns = [
     path("teams/", teams.teams, name="teams"),
@@ -24,6 +24,7 @@ urlpatterns = [
     path("teams/<slug:slug>/remove/", removal.team_remove, name="team-remove"),
     path("people/", people.people, name="people"),
     path("people/<str:username>/", person.person, name="person"),
+    path("people/<str:username>/unix-identity/", unix_identity.unix_identity, name="unix-identity"),
     path("people/<str:username>/<slug:verb>/", person.person_change, name="person-change"),
     path("first-run/", first_run.first_run_wizard, name="first-run"),
     path("tokens/", tokens.tokens, name="tokens"),
