@@ -72,7 +72,8 @@ def unix_identity(request: HttpRequest, username: str) -> HttpResponse:
     present = {} if row is None else {**row.as_run_value(), "groups": ", ".join(map(str, row.groups))}
     form = UnixIdentityForm(request.POST if "uid" in request.POST else None, initial=present)
     if form.is_bound and form.is_valid():
-        if form.carry_out(verbs.set_unix_identity, **given, **form.cleaned_data) is not None:
+        saved = form.carry_out(verbs.set_unix_identity, **given, **form.cleaned_data)
+        if saved is not None:
             messages.success(request, unix_texts.SAVED.format(name=username))
             return redirect("unix-identity", username)
     context = {
