@@ -19,19 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from agent.isolation.team_users import PersonUser
+
 NVIDIA_SHARED_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 STAGE_ROOT = Path("/run/gpupool")  # an empty folder of the host; each run mounts its own folders here
-
-
-@dataclass(frozen=True)
-class PersonUser:
-    """The Unix user of a person, as which a run works. ``home`` is a checked path of the host."""
-
-    uid: int
-    gid: int
-    groups: tuple[int, ...]
-    name: str
-    home: Path
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.isolation.launchers import PersonUser
-from agent.isolation.team_users import MAX_UID, UidRange
+from agent.isolation.team_users import MAX_UID, PersonUser, UidRange
 from agent.protocol import PersonWanted
 
 # Linux gives the ids below 1000 to the system.

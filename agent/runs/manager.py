@@ -18,12 +18,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.host import gpu_locks, processes
 from agent.host.blocking_call import CallTimeout
 from agent.host.clock import boottime
-from agent.host.durable_files import log_disk_errors, write_json, write_problem, write_text
+from agent.host.durable_files import StateFolderError, log_disk_errors, write_json, write_problem, write_text
 from agent.host.system_path import SYSTEM_PATH
 from agent.isolation import team_users
 from agent.isolation.person_users import PersonUserError, person_folder
@@ -40,6 +41,7 @@ from agent.runs.local_run import (
 )
 from agent.runs.reconcile import StopRun
 from agent.runs.run_orders import RunOrders
+from agent.storage.locked_record import RecordLocked
 
 log = logging.getLogger("agent.runs.manager")
 
@@ -212,7 +214,7 @@ class RunManager(RunOrders):
             held.close()
             await self.wait(wanted, "waiting until the file system of the homes answers")
             return False
-        except team_users.OwnershipChangeInProgress as change:
+        except (team_users.OwnershipChangeInProgress, RecordLocked) as change:
             held.close()
             self.waiting[wanted.run] = PendingStart(wanted, boottime(), str(change))
             return False
@@ -299,6 +301,7 @@ class RunManager(RunOrders):
         else:
             user = self.team_users.user(wanted.team_id, wanted.team_user)
             home = self.team_users.home(wanted.owner, user)
+            self._limit_home(home, wanted.home_limit_mib)
             place = team_users.RunPlacement(user, home, self.team_users.folder(checkpoint, user))
         # After the end of the lease, do not touch the acknowledgement. It may be from a later attempt on
         # another host.
@@ -308,6 +311,13 @@ class RunManager(RunOrders):
             with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
                 (place.checkpoint / ACKNOWLEDGEMENT_FILE).unlink()
         return place
+
+    def _limit_home(self, home: Path, limit_mib: int) -> None:
+        """Limit the size of a home. If this fails, the run starts without a limit, and the log says so."""
+        try:
+            self.home_limits.apply(home, limit_mib)
+        except (OSError, StateFolderError) as error:
+            log.warning("the home %s is not limited: %s", home.name, error)
 
     def _create_folder(
         self, wanted: RunWanted, lease_until: float, place: team_users.RunPlacement

@@ -43,6 +43,7 @@ from agent.runs.local_run import (
 )
 from agent.runs.orphaned_runs import SHIM_START_SECONDS, OrphanedRuns
 from agent.storage.file_trees import Trash
+from agent.storage.home_limits import open_home_limits
 
 log = logging.getLogger("agent.runs.run_observer")
 
@@ -92,6 +93,7 @@ class RunObserver:
         self.cgroups = cgroups or Cgroups()
         self.team_users = team_users.TeamUsers(homes, numbers)
         self.person_users = person_users or PersonUsers()
+        self.home_limits = open_home_limits(homes)
         self.network = network or WorkloadNetwork("private", "")
         self.hooks = hooks or Hooks()
         self.closed = closed  # the reason why this host starts no run, as a sentence; '' if it may start runs

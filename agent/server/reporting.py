@@ -340,6 +340,8 @@ def build_inventory(
         address=runs.address,
         users_per_team=runs.team_users.numbers is not None,
         person_users=runs.person_users.allowed,
+        home_limits=not runs.home_limits.problem,
+        home_limits_problem=runs.home_limits.problem,
         limits=runs.cgroups.available_controllers,
         cgroups=runs.cgroups.layout,
         network=runs.network.mode,

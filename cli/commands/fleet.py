@@ -167,12 +167,13 @@ def list_volumes(session: CliSession) -> None:
         return output.print_json(rows)
     now = datetime.now().astimezone()
     return output.print_table(
-        ("home", "hosts", "size", "files", "in use by", "last change", "measured"),
+        ("home", "hosts", "size", "limit", "files", "in use by", "last change", "measured"),
         (
             (
                 row["name"],
                 ", ".join(row["hosts"]),
                 format_bytes(row["size_bytes"], row["size_complete"]),
+                format_bytes(row["limit_bytes"]) if row.get("limit_bytes") else "",
                 "unknown" if row["files"] is None else f"{row['files']:,}",
                 row["running_workloads"],
                 relative_time(row["changed_at"], now) if row["changed_at"] else "unknown",
