@@ -40,7 +40,6 @@ from agent.host.state import StateFolder
 from agent.isolation.cgroups import Cgroups
 from agent.isolation.launcher_choice import abstract_socket_note, choose_launcher, socket_family_note
 from agent.isolation.person_users import open_person_users
-from agent.isolation.team_users import UidRange
 from agent.isolation.workload_network import open_network
 from agent.protocol import SampleRow
 from agent.runs.hooks import Hooks
@@ -158,7 +157,7 @@ async def _run_agent(
     closed = isolation_downgrade(state.folder / "launcher", options.launcher, launcher.name, chosen.notes)
     numbers = numbers if chosen.users else None
     person_users, person_notes = open_person_users(
-        options.person_homes, options.person_ids, options.team_users or UidRange(), chosen.users
+        options.person_homes, options.person_ids, options.team_users, chosen.users
     )
     network = open_network(options.network, state.folder, numbers, options.reach)
     gpu_reader = _make_gpu_reader(agent_options.host, models, options.simulate_mig, state.folder)

@@ -108,12 +108,14 @@ class PersonUsers:
 
 
 def open_person_users(
-    homes: list[Path], ids: UidRange, team_ids: UidRange, has_users: bool
+    homes: list[Path], ids: UidRange, team_ids: UidRange | None, has_users: bool
 ) -> tuple[PersonUsers, list[str]]:
     """Return the users of people that this host accepts, and sentences about what is missing.
 
+    ``team_ids``: the uids of teams on this host; None: there are none, and the default range stays reserved.
     ``has_users``: True if the launcher can start workloads as other users.
     """
+    team_ids = team_ids or UidRange()
     roots = tuple(path.resolve() for path in homes)
     if not roots:
         return PersonUsers((), ids, team_ids), []

@@ -108,10 +108,7 @@ def enter_workload(spec: dict[str, Any]) -> None:
         mount_stage(libc, spec["stage_at"], spec["stage"])
     user = spec.get("user")
     if user is not None:
-        group = user if spec.get("group") is None else spec["group"]
-        os.setgroups(spec.get("groups") or [])
-        os.setresgid(group, group, group)
-        os.setresuid(user, user, user)
+        become_user(user, spec.get("group"), spec.get("groups"))
     own_sockets, known_families = spec.get("own_sockets"), spec.get("known_families")
     if user is not None or spec.get("launcher") == "plain" or own_sockets or known_families:
         raise_on_error(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
@@ -119,6 +116,14 @@ def enter_workload(spec: dict[str, Any]) -> None:
         restrict_abstract_sockets(libc)
     if known_families:
         restrict_socket_families(libc, perf_events=bool(spec.get("perf_events")))
+
+
+def become_user(user: int, group: int | None, groups: list[int] | None) -> None:
+    """Switch this process permanently to a user. A ``group`` of None means the number of the user."""
+    group = user if group is None else group
+    os.setgroups(groups or [])
+    os.setresgid(group, group, group)
+    os.setresuid(user, user, user)
 
 
 def prefer_for_oom_killer() -> None:

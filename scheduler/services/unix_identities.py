@@ -41,12 +41,13 @@ def store_unix_identity(
     ``values`` has the fields of ``UnixIdentity.as_run_value``. ``provider`` is the slug of the provider that
     set it, or empty. Raises OperationRejected ``uid_is_taken`` or ``unix_name_is_taken``.
     """
-    others = UnixIdentity.objects.exclude(person=person.pk)
-    for column, code in (("uid", "uid_is_taken"), ("name", "unix_name_is_taken")):
-        holder = others.filter(**{column: values[column]}).select_related("person").first()
-        if holder is not None:
-            numbers = ((column, values[column]), ("holder", holder.person.get_username()))
-            raise OperationRejected(code, numbers, field=column)
+    others = UnixIdentity.objects.exclude(person=person.pk).select_related("person")
+    if (holder := others.filter(uid=values["uid"]).first()) is not None:
+        numbers = (("uid", values["uid"]), ("holder", holder.person.get_username()))
+        raise OperationRejected("uid_is_taken", numbers, field="uid")
+    if (holder := others.filter(name=values["name"]).first()) is not None:
+        numbers = (("name", values["name"]), ("holder", holder.person.get_username()))
+        raise OperationRejected("unix_name_is_taken", numbers, field="name")
     try:
         with transaction.atomic():
             row, _ = UnixIdentity.objects.update_or_create(
@@ -74,7 +75,7 @@ def change_work_settings(pool: Pool, **changes: Any) -> Pool:
     Raises OperationRejected ``pool_has_work_as_owners`` if the pool no longer runs work as its owners while
     such work has not ended, because a host that cannot run it might then be chosen.
     """
-    locks.pool_for_removal(pool.pk)
+    locks.pool_for_removal(pool.pk)  # waits for transactions that add work to the pool
     if changes.get("runs_as") == RunsAs.TEAM:
         open_work = Workload.objects.filter(pool=pool.pk, unix_identity__isnull=False)
         count = open_work.exclude(state=WorkloadState.ENDED).count()

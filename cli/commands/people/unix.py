@@ -49,9 +49,9 @@ def set_unix_identity(session: CliSession, username: str, **fields: Any) -> None
 @REASON_OPTION
 def remove_unix_identity(session: CliSession, username: str, why: str) -> None:
     """Remove the Unix identity of a person. Running and waiting work keeps it."""
-    session.client.post(f"{_path(username)}remove/", {"why": why})
+    found = session.client.post(f"{_path(username)}remove/", {"why": why})
     if session.json:
-        return output.print_json({"username": username})
+        return output.print_json(found)
     return output.print_line(f"The Unix identity of {username} is removed.")
 
 

@@ -31,6 +31,10 @@ class UnixIdentityShape(ResponseSerializer):
     changed_at = serializers.DateTimeField()
 
 
+class RemovedUnixIdentityShape(ResponseSerializer):
+    username = serializers.CharField(help_text="the account that has no Unix identity any more")
+
+
 class UnixIdentityWish(AccountReasonWish):
     uid = serializers.IntegerField()
     gid = serializers.IntegerField(required=False, help_text="absent: the uid")
@@ -70,13 +74,17 @@ class RemoveUnixIdentityView(ApiView):
     scope = TokenScope.MANAGE
 
     @extend_schema(
-        operation_id="people_remove_unix_identity", request=AccountReasonWish, responses={204: None}
+        operation_id="people_remove_unix_identity",
+        request=AccountReasonWish,
+        responses=RemovedUnixIdentityShape,
     )
     def post(self, request: Request, username: str) -> Response:
         """Remove the Unix identity of a person. Running and waiting work keeps it. For operators."""
         body = self.validated_body(AccountReasonWish)
-        unix_identities.remove_unix_identity(**self.service_context, user=_account(self, username), **body)
-        return Response(status=204)
+        user = unix_identities.remove_unix_identity(
+            **self.service_context, user=_account(self, username), **body
+        )
+        return self.object_response(user, RemovedUnixIdentityShape)
 
 
 class TeamHomeLimitView(ApiView):

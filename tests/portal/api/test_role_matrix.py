@@ -99,7 +99,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     # The person is the member of the first column.
     ("GET", "people/{username}/unix-identity/"): ({}, (200, 403, 403, 404, 404, 200, 403, 200)),
     ("PUT", "people/{username}/unix-identity/"): ({"uid": 4102}, ACCOUNT),
-    ("POST", "people/{username}/unix-identity/remove/"): ({}, (403, 403, 403, 404, 404, 204, 403, 403)),
+    ("POST", "people/{username}/unix-identity/remove/"): ({}, ACCOUNT),
     ("PUT", "teams/{slug}/home-limit/"): (
         {"home_limit_gib": 5},
         (403, 403, 403, 404, 404, 200, 403, 403),

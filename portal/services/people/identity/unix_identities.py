@@ -169,9 +169,10 @@ def _checked_id(checks: InputChecks, field: str, value: Any) -> int:
     number = checks.count(field, value, settings.GPUPOOL_FIRST_PERSON_ID, MAX_ID)
     if number in NOBODY_IDS:
         checks.note(field, number, unix_texts.ID_OF_NOBODY.format(field=field, given=number))
-    if first <= number < first + TEAM_NUMBERS:
-        numbers = {"first": first, "last": first + TEAM_NUMBERS - 1}
-        checks.note(field, number, unix_texts.ID_OF_TEAMS.format(field=field, given=number, **numbers))
+    last = first + TEAM_NUMBERS - 1
+    if first <= number <= last:
+        text = unix_texts.ID_OF_TEAMS.format(field=field, given=number, first=first, last=last)
+        checks.note(field, number, text)
     return number
 
 
