@@ -39,6 +39,7 @@ from agent.host.shutdown import run_and_exit
 from agent.host.state import StateFolder
 from agent.isolation.cgroups import Cgroups
 from agent.isolation.launcher_choice import abstract_socket_note, choose_launcher, socket_family_note
+from agent.isolation.person_users import open_person_users
 from agent.isolation.workload_network import open_network
 from agent.protocol import SampleRow
 from agent.runs.hooks import Hooks
@@ -155,6 +156,9 @@ async def _run_agent(
     launcher = chosen.launcher
     closed = isolation_downgrade(state.folder / "launcher", options.launcher, launcher.name, chosen.notes)
     numbers = numbers if chosen.users else None
+    person_users, person_notes = open_person_users(
+        options.person_homes, options.person_ids, options.team_users, chosen.users
+    )
     network = open_network(options.network, state.folder, numbers, options.reach)
     gpu_reader = _make_gpu_reader(agent_options.host, models, options.simulate_mig, state.folder)
     hardware = await _read_hardware(gpu_reader)
@@ -174,6 +178,7 @@ async def _run_agent(
         exposed=options.expose,
         address=address,
         numbers=numbers,
+        person_users=person_users,
         cgroups=Cgroups(max_processes=options.most_processes),
         network=network,
         hooks=Hooks(options.prolog, options.epilog, options.hook_seconds),
@@ -183,6 +188,7 @@ async def _run_agent(
     notes = [f"No workload starts on this host: {closed}."] if closed else []
     notes += [
         *chosen.notes,
+        *person_notes,
         *network.notes,
         *abstract_socket_note(launcher, network.mode),
         *socket_family_note(launcher),

@@ -16,6 +16,7 @@ from agent import AGENT_VERSION
 from agent.diagnostics.runner import BUILTIN_TOOLS
 from agent.gpu.simulated_faults import GEOMETRY_FAULTS
 from agent.isolation.cgroups import MAX_PROCESSES_PER_RUN
+from agent.isolation.person_users import DEFAULT_PERSON_IDS
 from agent.isolation.team_users import MAX_UID, MIN_UID, UidRange
 from agent.isolation.workload_network import NETWORK_MODES, checked_private_network
 from agent.runs.hooks import DEFAULT_HOOK_TIMEOUT_SECONDS, UnsafeHookError, checked_hook_program
@@ -108,6 +109,22 @@ def build_parser(commands_by_name: Mapping[str, Command]) -> argparse.ArgumentPa
         default=UidRange(),
         metavar="70000-99999",
         help="if the agent is root: the range of user ids for teams, or none",
+    )
+    run.add_argument(
+        "--person-homes",
+        type=_existing_path_argument,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="if the agent is root: a folder with the shared homes of people, whose work may run as their "
+        "own Unix users; may be given several times",
+    )
+    run.add_argument(
+        "--person-ids",
+        type=_person_range_argument,
+        default=DEFAULT_PERSON_IDS,
+        metavar="1000-2147483646",
+        help="with --person-homes: the range of user and group ids that people may have",
     )
     run.add_argument(
         "--most-processes",
@@ -360,6 +377,15 @@ def _user_range_argument(value: str) -> UidRange | None:
     if not match or not MIN_UID <= int(match[1]) <= int(match[2]) <= MAX_UID:
         raise argparse.ArgumentTypeError(
             f"{value[:40]!r} is not none or a range like 70000-99999 from {MIN_UID} to {MAX_UID}"
+        )
+    return UidRange(int(match[1]), int(match[2]))
+
+
+def _person_range_argument(value: str) -> UidRange:
+    match = re.fullmatch(r"(\d{1,10})-(\d{1,10})", value, re.ASCII)
+    if not match or not 1 <= int(match[1]) <= int(match[2]) <= MAX_UID:
+        raise argparse.ArgumentTypeError(
+            f"{value[:40]!r} is not a range like 1000-2147483646 from 1 to {MAX_UID}"
         )
     return UidRange(int(match[1]), int(match[2]))
 

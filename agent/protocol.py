@@ -132,6 +132,11 @@ class Inventory:
     disk_full: bool = False  # True: the host starts no run until the disk has free space again
     # Why the agent cannot write its state folder, such as "Read-only file system". Empty: it can.
     disk_problem: str = ""
+    person_users: bool = False  # True: the host can run work as the Unix user of its owner
+    home_limits: bool = False  # True: the file system of the homes can limit the size of a home
+    # Why homes cannot be limited, such as "the file system nfs4 has no project quotas". Empty: they can, or
+    # the agent is older.
+    home_limits_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +185,7 @@ class HomeSeen:
     changed_at: float | None = None  # time of the newest change in the home, seconds since the epoch
     complete: bool = True  # False: some entries could not be counted, so the numbers are lower bounds
     measured_at: float | None = None  # seconds since the epoch
+    limit_bytes: int | None = None  # largest size that the file system allows; None: no limit, or unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +299,17 @@ class GangWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class PersonWanted:
+    """The Unix identity of the owner of a run, for a run with the identity of a person."""
+
+    uid: int
+    gid: int
+    groups: list[int] = field(default_factory=list)  # further groups
+    name: str = ""  # Unix name
+    home: str = ""  # path of the home on the host, below a folder that the host allows
+
+
+@dataclass(frozen=True, slots=True)
 class RunWanted:
     """The desired state of one run.
 
@@ -323,6 +340,9 @@ class RunWanted:
     max_runtime_seconds: int = 0
     array_index: int | None = None  # index of the task of an array
     gang: GangWanted | None = None  # None: the run uses this host only
+    person: PersonWanted | None = None  # None: the run has the Unix user of its team
+    perf_events: bool = False  # True: the run may use the system call perf_event_open
+    home_limit_mib: int = 0  # largest size of a new home; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import click
+
 
 def relative_time(text: str | None, now: datetime) -> str:
     """Return e.g. ``in 26 min`` or ``4 s ago``; ``-`` for None."""
@@ -39,6 +41,15 @@ def format_duration(seconds: int) -> str:
     if seconds < 172_800:
         return f"{seconds // 3600} h" + (f" {seconds % 3600 // 60} min" if seconds % 3600 >= 60 else "")
     return f"{seconds // 86_400} d" + (f" {seconds % 86_400 // 3600} h" if seconds % 86_400 >= 3600 else "")
+
+
+def gib_or_none(text: str) -> int | None:
+    """Return a number of GiB that was given on the command line; none: no number."""
+    if text == "none":
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 7 and int(text)):
+        raise click.BadParameter(f"{text[:40]!r} is not a whole number of GiB from 1 to 9999999, or none")
+    return int(text)
 
 
 def format_bytes(size: int | None, complete: bool = True) -> str:

@@ -28,7 +28,7 @@ from cli.commands import (
     workloads,
 )
 from cli.commands.money import adjustments, chargeback, cost_centres, exports, prices, statements
-from cli.commands.people import access, accounts, channels, identity
+from cli.commands.people import access, accounts, channels, identity, unix
 from cli.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, CliError
 from cli.session import cli
 
@@ -57,6 +57,7 @@ COMMAND_MODULES = (
     statements,
     telemetry,
     accounts,
+    unix,
     access,
     channels,
     identity,

@@ -79,6 +79,7 @@ class EnvironmentSettings:
     time_zone: str
     lease_seconds: float
     first_team_user: int
+    first_person_id: int
     recording_hours: int
     recording_mib: int
     decision_days: int
@@ -150,6 +151,7 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
         time_zone=_time_zone(variables),
         lease_seconds=_lease_seconds(variables),
         first_team_user=_integer(variables, "GPUPOOL_FIRST_TEAM_USER", 70_000, 1_000, 2_000_000_000),
+        first_person_id=_integer(variables, "GPUPOOL_FIRST_PERSON_ID", 1_000, 1, 2_000_000_000),
         recording_hours=_integer(variables, "GPUPOOL_RECORDING_HOURS", 24, 0, 8_760),
         recording_mib=_integer(variables, "GPUPOOL_RECORDING_MIB", 2_048, 10, 1_000_000),
         decision_days=_integer(variables, "GPUPOOL_DECISION_DAYS", 90, 7, 3_650),

@@ -12,6 +12,7 @@ from agent.isolation.launchers import (
     SandboxPaths,
     SandboxRequest,
     gpu_device_nodes,
+    groups_of,
 )
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -83,16 +84,17 @@ class BubblewrapLauncher:
 
     def prepare(self, box: SandboxRequest) -> None:
         """Write the files passwd and group, with the owner as the only user."""
-        (box.inbox / "passwd").write_text(
-            f"{box.owner}:x:{SANDBOX_UID}:{SANDBOX_UID}::/home/{box.owner}:/bin/bash\n"
-        )
-        (box.inbox / "group").write_text(f"{box.owner}:x:{SANDBOX_UID}:\n")
+        uid, gid = _sandbox_ids(box)
+        home = self.view(box).home
+        (box.inbox / "passwd").write_text(f"{box.account_name}:x:{uid}:{gid}::{home}:/bin/bash\n")
+        (box.inbox / "group").write_text(f"{box.account_name}:x:{gid}:\n")
         for name in ("passwd", "group"):
             (box.inbox / name).chmod(0o644)
 
     def view(self, box: SandboxRequest) -> SandboxPaths:
         return SandboxPaths(
-            home=Path("/home") / box.owner,
+            # A person with a shared home finds it at the path that it has on the host.
+            home=box.person.home if box.person else Path("/home") / box.owner,
             checkpoint=SANDBOX_ROOT / "checkpoint",
             inbox=SANDBOX_ROOT / "in",
             outbox=SANDBOX_ROOT / "out",
@@ -104,7 +106,7 @@ class BubblewrapLauncher:
         view, stage = self.view(box), _StagedMounts(box.user)
         argv = [
             self.program,
-            *_namespace_arguments(self.nested, self.network),
+            *_namespace_arguments(self.nested, self.network, _sandbox_ids(box)),
             *_system_mounts(),
             *("--bind", stage.at(box.tmp), "/tmp", "--symlink", "../tmp", "/var/tmp"),
             *_interpreter_mounts(stage),  # mounted after /tmp, because /tmp may contain the interpreter
@@ -128,7 +130,7 @@ class BubblewrapLauncher:
             *("--remount-ro", "/", "--chdir", str(view.home)),
             *("--", *box.command),
         ]
-        return LaunchCommand(argv, "/", stage.mounts, box.user)
+        return LaunchCommand(argv, "/", stage.mounts, box.user, *groups_of(box.person))
 
 
 class _StagedMounts:
@@ -153,9 +155,17 @@ class _StagedMounts:
         return known[source]
 
 
-def _namespace_arguments(nested: bool, network: str) -> list[str]:
+def _sandbox_ids(box: SandboxRequest) -> tuple[int, int]:
+    """Return the uid and the gid that the workload sees.
+
+    A person has the own numbers, so that programs agree with the owners of files in the shared home.
+    """
+    return (box.person.uid, box.person.gid) if box.person else (SANDBOX_UID, SANDBOX_UID)
+
+
+def _namespace_arguments(nested: bool, network: str, ids: tuple[int, int]) -> list[str]:
     return [
-        *("--unshare-user", "--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID)),
+        *("--unshare-user", "--uid", str(ids[0]), "--gid", str(ids[1])),
         *(() if nested else ("--disable-userns",)),
         *(("--unshare-net",) if network == "private" else ()),
         *(

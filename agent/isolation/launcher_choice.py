@@ -226,6 +226,8 @@ def shim_entry_spec(launcher: Launcher, launch: LaunchCommand) -> dict[str, Any]
     return {
         "launcher": launcher.name,
         "user": launch.user,
+        "group": launch.group,
+        "groups": list(launch.groups),
         "stage": [list(pair) for pair in launch.stage],
         "stage_at": str(STAGE_ROOT),
         "own_sockets": can_restrict_abstract_sockets(launcher),

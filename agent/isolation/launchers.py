@@ -8,9 +8,9 @@ sees only these parts of the file system: the system, the interpreter, the owner
 
 plain: There is no isolation. This launcher is meant for a laptop. The host's inventory names the launcher.
 
-If the agent is root, both launchers start workloads as the Unix user of their team. This user may not enter
-the agent's state folder, which contains the run's folders. Therefore the shim first mounts the run's folders
-at ``STAGE_ROOT``, in a private mount namespace of the run.
+If the agent is root, both launchers start workloads as the Unix user of their team, or of their owner if the
+pool says so. This user may not enter the agent's state folder, which contains the run's folders. Therefore
+the shim first mounts the run's folders at ``STAGE_ROOT``, in a private mount namespace of the run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from agent.isolation.team_users import PersonUser
 
 NVIDIA_SHARED_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 STAGE_ROOT = Path("/run/gpupool")  # an empty folder of the host; each run mounts its own folders here
@@ -37,8 +39,14 @@ class SandboxRequest:
     tools: Path
     devices: list[str] = field(default_factory=list)  # device nodes of the held GPUs
     exposed: list[Path] = field(default_factory=list)  # further read-only paths, chosen by the operator
-    user: int | None = None  # uid and gid of the workload on the host; None: the agent's uid and gid
+    user: int | None = None  # uid of the workload on the host; None: the agent's uid and gid
     memory_mib: int = 0  # memory limit; 0: no limit
+    person: PersonUser | None = None  # None: the gid is the uid, and there are no further groups
+
+    @property
+    def account_name(self) -> str:
+        """Return the name of the user inside of the sandbox."""
+        return self.person.name if self.person else self.owner
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ class LaunchCommand:
     cwd: str
     stage: list[tuple[str, str]] = field(default_factory=list)  # (path of the host, its mount point)
     user: int | None = None
+    group: int | None = None  # None: the gid is the uid
+    groups: tuple[int, ...] = ()  # further groups
 
 
 class Launcher(Protocol):
@@ -88,7 +98,7 @@ class Launcher(Protocol):
     - The workload sees the GPU device nodes ``box.devices`` and no other GPU device node. It sees the files
       of the request at the paths of ``view``.
     - If ``box.user`` is set, all processes of the workload run as this user of the host, and can't become
-      another user.
+      another user. Their groups are those of ``box.person``; without it, the only group is the user's own.
     """
 
     name: str
@@ -115,7 +125,7 @@ class PlainLauncher:
         if box.user is None:
             return SandboxPaths(box.home, box.checkpoint, box.inbox, box.outbox, box.tmp, box.tools)
         return SandboxPaths(
-            STAGE_ROOT / "home",
+            box.person.home if box.person else STAGE_ROOT / "home",
             STAGE_ROOT / "checkpoint",
             STAGE_ROOT / "in",
             STAGE_ROOT / "out",
@@ -127,13 +137,15 @@ class PlainLauncher:
         view = self.view(box)
         if box.user is None:
             return LaunchCommand(box.command, str(box.home))
-        pairs = (
-            (getattr(box, name), getattr(view, name))
-            for name in ("home", "checkpoint", "inbox", "outbox", "tmp", "tools")
-        )
-        return LaunchCommand(
-            box.command, str(view.home), [(str(source), str(target)) for source, target in pairs], box.user
-        )
+        # The home of a person is used at its own path, which the person may reach.
+        names = ("home", "checkpoint", "inbox", "outbox", "tmp", "tools")[1 if box.person else 0 :]
+        pairs = [(str(getattr(box, name)), str(getattr(view, name))) for name in names]
+        return LaunchCommand(box.command, str(view.home), pairs, box.user, *groups_of(box.person))
+
+
+def groups_of(person: PersonUser | None) -> tuple[int | None, tuple[int, ...]]:
+    """Return the gid and the further groups of a LaunchCommand."""
+    return (person.gid, person.groups) if person else (None, ())
 
 
 def gpu_device_nodes(devices: list[str]) -> list[str]:

@@ -12,7 +12,6 @@ both teams.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import pwd
@@ -24,6 +23,7 @@ from pathlib import Path
 from agent.host.durable_files import StateFolderError, read_json_or_raise, write_json
 from agent.storage import file_trees
 from agent.storage.file_trees import resolved_home
+from agent.storage.locked_record import locked_record
 
 log = logging.getLogger("agent.isolation.team_users")
 
@@ -43,7 +43,7 @@ class TeamUserError(Exception):
 
 
 class OwnershipChangeInProgress(Exception):
-    """The home is changing its owner, or another host has locked the record of teams. Try again soon."""
+    """The home is changing its owner. Try again soon."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,27 @@ class UidRange:
 
 
 @dataclass(frozen=True)
+class PersonUser:
+    """The Unix user of a person, as which a run works. ``home`` is a checked path of the host."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    name: str
+    home: Path
+
+
+@dataclass(frozen=True)
 class RunPlacement:
-    """The user, the home and the checkpoint folder of a run. A ``user`` of None means the agent's user."""
+    """The user, the home and the checkpoint folder of a run. A ``user`` of None means the agent's user.
+
+    ``person``: the user of the run's owner; None: the run has the user of its team.
+    """
 
     user: int | None
     home: Path
     checkpoint: Path
+    person: PersonUser | None = None
 
 
 @dataclass
@@ -82,8 +97,8 @@ class TeamUsers:
         """Return the uid for the workloads of ``team`` (a public id); None: the agent's user.
 
         The result is ``number``, the uid that the server assigned, if this host accepts it. Raises
-        TeamUserError if the host does not accept it. Raises OwnershipChangeInProgress while another host uses
-        the record of teams.
+        TeamUserError if the host does not accept it. Raises RecordLocked while another host uses the record
+        of teams.
         """
         if self.numbers is None or not number or not team:
             return None
@@ -121,7 +136,8 @@ class TeamUsers:
         """
         folder = self.homes / METADATA_FOLDER
         folder.mkdir(exist_ok=True, mode=0o700)
-        with _locked_record(folder / f"{TEAM_RECORD_FILE}.lock"):
+        waiting = "waiting for another host that records a team's user"
+        with locked_record(folder / f"{TEAM_RECORD_FILE}.lock", waiting):
             path = folder / TEAM_RECORD_FILE
             try:
                 teams: dict[str, str] = read_json_or_raise(path) or {}
@@ -198,34 +214,17 @@ class TeamUsers:
             )
 
 
-def chown_run_folders(run: Path, user: int | None) -> None:
+def chown_run_folders(run: Path, place: RunPlacement) -> None:
     """Make the run's user the owner of the run's writable folders, and let the user read the inbox.
 
     The agent stays the owner of the inbox. Otherwise the user could put links into the inbox and so redirect
     the agent's writes to other files.
     """
+    user = place.user
     if user is None:
         return
+    group = place.person.gid if place.person else user
     for name in ("out", "tmp"):
-        os.chown(run / name, user, user)
-    os.chown(run / "in", -1, user)
+        os.chown(run / name, user, group)
+    os.chown(run / "in", -1, group)
     os.chmod(run / "in", INBOX_FOLDER_MODE)
-
-
-@contextlib.contextmanager
-def _locked_record(path: Path) -> Iterator[None]:
-    """Lock the file during the ``with`` block, if the file system supports locks.
-
-    Raises OwnershipChangeInProgress if another host holds the lock.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OwnershipChangeInProgress("waiting for another host that records a team's user") from None
-        except OSError as error:
-            log.debug("%s: no locks here: %s", path, error)
-        yield
-    finally:
-        os.close(descriptor)

@@ -56,6 +56,7 @@ def launch_spec(host: LaunchContext, run: LocalRun, wanted: RunWanted, place: Ru
     host.network.admit_user(box.user)
     return {
         **shim_entry_spec(host.launcher, launch),
+        "perf_events": wanted.perf_events,
         "network": host.network.enter(run.about["mark"]),
         "argv": launch.argv,
         "cwd": launch.cwd,
@@ -63,6 +64,7 @@ def launch_spec(host: LaunchContext, run: LocalRun, wanted: RunWanted, place: Ru
         "memory_events": groups.memory_events,
         "env": _workload_environment(
             wanted,
+            box.account_name,
             view,
             run.about["mark"],
             gangs.distributed_environment(wanted, host.hardware, interface_of(host.address)),
@@ -91,6 +93,7 @@ def _sandbox_request(
         exposed=host.exposed,
         user=place.user,
         memory_mib=wanted.memory_mib,
+        person=place.person,
     )
     view = host.launcher.view(box)
     if wanted.kind == "notebook":
@@ -104,7 +107,7 @@ def _sandbox_request(
 
 
 def _workload_environment(
-    wanted: RunWanted, view: SandboxPaths, mark: str, defaults: dict[str, str]
+    wanted: RunWanted, account_name: str, view: SandboxPaths, mark: str, defaults: dict[str, str]
 ) -> dict[str, str]:
     """Return the whole environment of the workload.
 
@@ -121,8 +124,8 @@ def _workload_environment(
         **defaults,
         **requested,
         "HOME": str(view.home),
-        "USER": wanted.owner,
-        "LOGNAME": wanted.owner,
+        "USER": account_name,
+        "LOGNAME": account_name,
         "PATH": ":".join(
             filter(None, (str(view.tools / "bin"), requested.get("PATH", ""), programs, SYSTEM_PATH))
         ),

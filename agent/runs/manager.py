@@ -18,14 +18,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.host import gpu_locks, processes
 from agent.host.blocking_call import CallTimeout
 from agent.host.clock import boottime
-from agent.host.durable_files import log_disk_errors, write_json, write_problem, write_text
+from agent.host.durable_files import StateFolderError, log_disk_errors, write_json, write_problem, write_text
 from agent.host.system_path import SYSTEM_PATH
 from agent.isolation import team_users
+from agent.isolation.person_users import PersonUserError, person_folder
 from agent.protocol import RunWanted
 from agent.runs import gangs, launch_spec
 from agent.runs.local_run import (
@@ -39,6 +41,7 @@ from agent.runs.local_run import (
 )
 from agent.runs.reconcile import StopRun
 from agent.runs.run_orders import RunOrders
+from agent.storage.locked_record import RecordLocked
 
 log = logging.getLogger("agent.runs.manager")
 
@@ -211,11 +214,11 @@ class RunManager(RunOrders):
             held.close()
             await self.wait(wanted, "waiting until the file system of the homes answers")
             return False
-        except team_users.OwnershipChangeInProgress as change:
+        except (team_users.OwnershipChangeInProgress, RecordLocked) as change:
             held.close()
             self.waiting[wanted.run] = PendingStart(wanted, boottime(), str(change))
             return False
-        except (team_users.TeamUserError, OSError) as error:
+        except (team_users.TeamUserError, PersonUserError, OSError) as error:
             held.close()
             await self.refuse(wanted, "start_failed", f"could not be started: {error}")
             return False
@@ -289,11 +292,17 @@ class RunManager(RunOrders):
 
         Raises the same errors as ``TeamUsers.home``.
         """
-        user = self.team_users.user(wanted.team_id, wanted.team_user)
-        home = self.team_users.home(wanted.owner, user)
-        place = team_users.RunPlacement(
-            user, home, self.team_users.folder(self._checkpoint_folder(wanted.workload), user)
-        )
+        checkpoint = self._checkpoint_folder(wanted.workload)
+        if wanted.person is not None:
+            person = self.person_users.user(wanted.person)
+            place = team_users.RunPlacement(
+                person.uid, person.home, person_folder(checkpoint, person), person
+            )
+        else:
+            user = self.team_users.user(wanted.team_id, wanted.team_user)
+            home = self.team_users.home(wanted.owner, user)
+            self._limit_home(home, wanted.home_limit_mib)
+            place = team_users.RunPlacement(user, home, self.team_users.folder(checkpoint, user))
         # After the end of the lease, do not touch the acknowledgement. It may be from a later attempt on
         # another host.
         if boottime() < lease_until:
@@ -303,13 +312,20 @@ class RunManager(RunOrders):
                 (place.checkpoint / ACKNOWLEDGEMENT_FILE).unlink()
         return place
 
+    def _limit_home(self, home: Path, limit_mib: int) -> None:
+        """Limit the size of a home. If this fails, the run starts without a limit, and the log says so."""
+        try:
+            self.home_limits.apply(home, limit_mib)
+        except (OSError, StateFolderError) as error:
+            log.warning("the home %s is not limited: %s", home.name, error)
+
     def _create_folder(
         self, wanted: RunWanted, lease_until: float, place: team_users.RunPlacement
     ) -> LocalRun:
         folder = self.state.runs / wanted.run
         for name in ("in", "out", "tmp", "log"):
             (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        team_users.chown_run_folders(folder, place.user)
+        team_users.chown_run_folders(folder, place)
         run = LocalRun(
             folder,
             persisted_fields(wanted),

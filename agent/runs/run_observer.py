@@ -30,6 +30,7 @@ from agent.host.state import StateFolder
 from agent.isolation import team_users
 from agent.isolation.cgroups import Cgroups
 from agent.isolation.launchers import Launcher
+from agent.isolation.person_users import PersonUsers
 from agent.isolation.workload_network import WorkloadNetwork
 from agent.protocol import RunSeen, RunUseSeen
 from agent.runs.hooks import Hooks
@@ -42,6 +43,7 @@ from agent.runs.local_run import (
 )
 from agent.runs.orphaned_runs import SHIM_START_SECONDS, OrphanedRuns
 from agent.storage.file_trees import Trash
+from agent.storage.home_limits import open_home_limits
 
 log = logging.getLogger("agent.runs.run_observer")
 
@@ -74,6 +76,7 @@ class RunObserver:
         exposed: list[Path],
         address: str = "",
         numbers: team_users.UidRange | None = None,
+        person_users: PersonUsers | None = None,
         cgroups: Cgroups | None = None,
         network: WorkloadNetwork | None = None,
         hooks: Hooks | None = None,
@@ -89,6 +92,8 @@ class RunObserver:
         self.address = address
         self.cgroups = cgroups or Cgroups()
         self.team_users = team_users.TeamUsers(homes, numbers)
+        self.person_users = person_users or PersonUsers()
+        self.home_limits = open_home_limits(homes)
         self.network = network or WorkloadNetwork("private", "")
         self.hooks = hooks or Hooks()
         self.closed = closed  # the reason why this host starts no run, as a sentence; '' if it may start runs

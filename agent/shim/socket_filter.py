@@ -27,14 +27,16 @@ SOCKET_SYSCALLS = {
     ARM: ((281, 288), None),
 }
 # System calls of the kernel that no workload needs, and that attacks on the kernel often use: add_key,
-# request_key and keyctl (the keys of a user are shared by all workloads of that user), bpf, userfaultfd and
-# perf_event_open. The values are their numbers in the same order.
+# request_key and keyctl (the keys of a user are shared by all workloads of that user), bpf and userfaultfd.
+# The values are their numbers in the same order.
 BLOCKED_SYSCALLS = {
-    X86_64: (248, 249, 250, 321, 323, 298),
-    I386: (286, 287, 288, 357, 374, 336),
-    AARCH64: (217, 218, 219, 280, 282, 241),
-    ARM: (309, 310, 311, 386, 388, 364),
+    X86_64: (248, 249, 250, 321, 323),
+    I386: (286, 287, 288, 357, 374),
+    AARCH64: (217, 218, 219, 280, 282),
+    ARM: (309, 310, 311, 386, 388),
 }
+# Profilers need this system call. It is blocked unless the pool allows it.
+PERF_EVENT_OPEN = {X86_64: 298, I386: 336, AARCH64: 241, ARM: 364}
 SOCKETCALL_NUMBERS = (1, 8)  # SYS_SOCKET and SYS_SOCKETPAIR of socketcall, linux/net.h
 X32_SYSCALL_BIT = 0x40000000  # a bit in the system call numbers of x32 programs (x86_64 with 32-bit pointers)
 IO_URING_SETUP = 425  # equal on all architectures; io_uring can create sockets that no filter sees
@@ -58,13 +60,15 @@ def supports_seccomp_filters() -> bool:
     return os.uname().machine in SECCOMP_NUMBERS and ctypes.get_errno() == errno.EFAULT
 
 
-def restrict_socket_families(libc: ctypes.CDLL) -> None:
+def restrict_socket_families(libc: ctypes.CDLL, *, perf_events: bool = False) -> None:
     """Block all socket families except the allowed ones, in this process and its children. Raises OSError.
+
+    The system calls of BLOCKED_SYSCALLS are blocked too, and perf_event_open unless ``perf_events`` is True.
 
     No network namespace confines some of the blocked families. For example, vsock reaches the hypervisor and
     other virtual machines from every network namespace.
     """
-    steps = socket_family_filter()
+    steps = socket_family_filter(perf_events=perf_events)
     address, length = steps.buffer_info()
     program = array.array("Q", [length, address])  # struct sock_fprog
     number, asked = SECCOMP_NUMBERS[os.uname().machine], ctypes.c_void_p(program.buffer_info()[0])
@@ -73,8 +77,8 @@ def restrict_socket_families(libc: ctypes.CDLL) -> None:
         raise_on_error(libc.syscall(number, SECCOMP_SET_MODE_FILTER, 0, asked), "address families")
 
 
-def socket_family_filter() -> array.array[int]:
-    """Return the filter as an array of 64-bit numbers.
+def socket_family_filter(*, perf_events: bool = False) -> array.array[int]:
+    """Return the filter as an array of 64-bit numbers. ``perf_events``: True to allow perf_event_open.
 
     Each number is one struct sock_filter. Its fields are the code, the jump if true, the jump if false and
     the value.
@@ -100,6 +104,7 @@ def socket_family_filter() -> array.array[int]:
         jump_if_equal((socketcall,) if socketcall else (), "by call")
         jump_if_equal((IO_URING_SETUP,), "no such call")
         jump_if_equal(BLOCKED_SYSCALLS[abi], "not permitted")
+        jump_if_equal(() if perf_events else (PERF_EVENT_OPEN[abi],), "not permitted")
         end("another call", SECCOMP_ALLOW)
     marks["by call"] = len(steps)
     steps.append((BPF_LOAD, AT_FIRST_ARGUMENT, ""))

@@ -86,9 +86,11 @@ def enter_workload(spec: dict[str, Any]) -> None:
     - ``network``: the path of the network namespace to enter.
     - ``stage``: the files and folders to mount below ``stage_at``. Only this process and its children see
       them there.
-    - ``user``: the uid and gid to switch to permanently, without supplementary groups.
+    - ``user``: the uid to switch to permanently; ``group``: its gid, which is the uid if it is absent;
+      ``groups``: its supplementary groups, none if it is absent.
     - ``own_sockets``: True to block abstract sockets of processes other than this one and its children.
-    - ``known_families``: True to allow only the socket families of ``agent.shim.socket_filter``.
+    - ``known_families``: True to apply the filter of ``agent.shim.socket_filter``.
+    - ``perf_events``: True if this filter allows perf_event_open.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     prefer_for_oom_killer()
@@ -106,16 +108,22 @@ def enter_workload(spec: dict[str, Any]) -> None:
         mount_stage(libc, spec["stage_at"], spec["stage"])
     user = spec.get("user")
     if user is not None:
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
+        become_user(user, spec.get("group"), spec.get("groups"))
     own_sockets, known_families = spec.get("own_sockets"), spec.get("known_families")
     if user is not None or spec.get("launcher") == "plain" or own_sockets or known_families:
         raise_on_error(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
     if own_sockets:
         restrict_abstract_sockets(libc)
     if known_families:
-        restrict_socket_families(libc)
+        restrict_socket_families(libc, perf_events=bool(spec.get("perf_events")))
+
+
+def become_user(user: int, group: int | None, groups: list[int] | None) -> None:
+    """Switch this process permanently to a user. A ``group`` of None means the number of the user."""
+    group = user if group is None else group
+    os.setgroups(groups or [])
+    os.setresgid(group, group, group)
+    os.setresuid(user, user, user)
 
 
 def prefer_for_oom_killer() -> None:

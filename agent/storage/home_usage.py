@@ -27,6 +27,7 @@ from typing import Any
 from agent.host.durable_files import read_json, write_json, write_text
 from agent.protocol import LARGEST_SIZE, LONGEST_HOME_NAME, MOST_HOMES
 from agent.storage.file_trees import resolved_home
+from agent.storage.home_limits import limit_of_home
 
 HOME_TIMEOUT_SECONDS = 60.0  # per home; if a home takes longer, its size is a lower bound
 ROUND_TIMEOUT_SECONDS = (
@@ -95,6 +96,7 @@ def measure_home(home: Path, out_of_time: Callable[[], bool], now: float) -> dic
         "changed_at": min(usage.changed_at, now),  # a file may have any time, even in the future
         "complete": usage.complete,
         "measured_at": now,
+        "limit_bytes": limit_of_home(place),
     }
 
 

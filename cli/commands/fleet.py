@@ -9,7 +9,7 @@ from urllib.parse import quote
 import click
 
 from cli import output
-from cli.formatting import format_bytes, format_gpus, relative_time
+from cli.formatting import format_bytes, format_gpus, gib_or_none, relative_time
 from cli.request_options import TIMESTAMP_TYPE
 from cli.session import CliSession, cli, command
 
@@ -18,7 +18,7 @@ HEALTH_STATES = ("good", "unknown", "attention", "bad")
 
 @cli.group()
 def pool() -> None:
-    """Show and set the isolation that pools require of their hosts; remove pools."""
+    """Set which isolation pools require of their hosts and as whom their work runs; remove pools."""
 
 
 @cli.group()
@@ -121,6 +121,44 @@ def pool_isolation(session: CliSession, slug: str, level: str | None, reason: st
     )
 
 
+@command(pool, "work")
+@click.argument("slug")
+@click.option(
+    "--runs-as", type=click.Choice(["team", "person"]), help="The Unix user of new work on the hosts."
+)
+@click.option("--perf-events/--no-perf-events", default=None, help="Whether work may use perf_event_open.")
+@click.option("--home-limit", help="The largest size of a new home in GiB, or none.")
+@click.option("--reason", default="", help="Stored in the audit log.")
+def pool_work(
+    session: CliSession,
+    slug: str,
+    runs_as: str | None,
+    perf_events: bool | None,
+    home_limit: str | None,
+    reason: str,
+) -> None:
+    """Show as whom the work of a pool runs, if it may use perf_event_open, and the limit of homes.
+
+    Options change these settings for new work and new homes.
+    """
+    path = f"pools/{quote(slug, safe='', errors='replace')}/"
+    given = {"runs_as": runs_as, "perf_events": perf_events}
+    body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if home_limit is not None:
+        body["home_limit_gib"] = gib_or_none(home_limit)
+    found = session.client.put(f"{path}work/", {**body, "why": reason}) if body else session.client.get(path)
+    if session.json:
+        return output.print_json({name: found[name] for name in ("runs_as", "perf_events", "home_limit_gib")})
+    limit = found["home_limit_gib"]
+    return output.print_facts(
+        [
+            ("work runs as", {"team": "its team", "person": "its owner"}[found["runs_as"]]),
+            ("perf_event_open", "allowed" if found["perf_events"] else "blocked"),
+            ("largest home", f"{limit} GiB" if limit else "no limit"),
+        ]
+    )
+
+
 @command(volume, "list")
 def list_volumes(session: CliSession) -> None:
     """List your home on each storage, and the homes of members of teams that you lead."""
@@ -129,12 +167,13 @@ def list_volumes(session: CliSession) -> None:
         return output.print_json(rows)
     now = datetime.now().astimezone()
     return output.print_table(
-        ("home", "hosts", "size", "files", "in use by", "last change", "measured"),
+        ("home", "hosts", "size", "limit", "files", "in use by", "last change", "measured"),
         (
             (
                 row["name"],
                 ", ".join(row["hosts"]),
                 format_bytes(row["size_bytes"], row["size_complete"]),
+                format_bytes(row["limit_bytes"]) if row.get("limit_bytes") else "",
                 "unknown" if row["files"] is None else f"{row['files']:,}",
                 row["running_workloads"],
                 relative_time(row["changed_at"], now) if row["changed_at"] else "unknown",

@@ -16,7 +16,7 @@ from cli.session import CliSession, cli, command
 
 @cli.group()
 def team() -> None:
-    """Remove teams. For operators."""
+    """Limit the homes of teams, and remove teams. For operators."""
 
 
 @cli.group()

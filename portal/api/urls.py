@@ -42,6 +42,7 @@ from portal.api.people import (
     people_import,
     security_settings,
     service_accounts,
+    unix_identity,
 )
 from portal.api.people import removal as own_removal
 from portal.api.people import views as own
@@ -77,10 +78,13 @@ urlpatterns = [
     path("people/<str:username>/address/", people.ChangeAddressView.as_view()),
     path("people/<str:username>/remove/", people.RemovePersonView.as_view()),
     path("people/<str:username>/stop-work/", people.StopWorkView.as_view()),
+    path("people/<str:username>/unix-identity/", unix_identity.UnixIdentityView.as_view()),
+    path("people/<str:username>/unix-identity/remove/", unix_identity.RemoveUnixIdentityView.as_view()),
     path("teams/", own.TeamListView.as_view()),
     path("projects/", own.ProjectListView.as_view()),
     path("templates/", own.TemplateListView.as_view()),
     path("teams/<slug:slug>/", own.TeamDetailView.as_view()),
+    path("teams/<slug:slug>/home-limit/", unix_identity.TeamHomeLimitView.as_view()),
     path("teams/<slug:slug>/removal/", own_removal.TeamRemovalView.as_view()),
     path("teams/<slug:slug>/remove/", own_removal.RemoveTeamView.as_view()),
     path("templates/<slug:slug>/removal/", own_removal.TemplateRemovalView.as_view()),
@@ -106,6 +110,7 @@ urlpatterns = [
     path("pools/<slug:slug>/removal/", fleet_removal.PoolRemovalView.as_view()),
     path("pools/<slug:slug>/remove/", fleet_removal.RemovePoolView.as_view()),
     path("pools/<slug:slug>/isolation/", fleet.PoolIsolationView.as_view()),
+    path("pools/<slug:slug>/work/", fleet.PoolWorkView.as_view()),
     path("pools/<slug:slug>/fairness/", explanation_views.FairShareView.as_view()),
     path("hosts/", fleet.HostListView.as_view()),
     path("hosts/<str:name>/", fleet.HostDetailView.as_view()),

@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("portal", "0025_leaver_work")]
+    dependencies = [("portal", "0027_claims_of_the_unix_identity")]
 
     operations = [
         migrations.AddField(

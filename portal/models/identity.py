@@ -21,6 +21,16 @@ class IdentityProvider(models.Model):
     encrypted_secret = models.TextField()
     scopes = models.CharField(max_length=200, default="openid profile email")
     username_claim = models.CharField(max_length=80, default="preferred_username")
+    uid_claim = models.CharField(
+        max_length=80,
+        default="",
+        blank=True,
+        help_text="claim with the Unix user number; empty: none is taken",
+    )
+    gid_claim = models.CharField(max_length=80, default="", blank=True)
+    groups_claim = models.CharField(max_length=80, default="", blank=True)
+    unix_name_claim = models.CharField(max_length=80, default="", blank=True)
+    home_claim = models.CharField(max_length=80, default="", blank=True)
     ca_certificates = models.TextField(
         default="", blank=True, help_text="PEM certificates that are trusted in addition to the system's"
     )

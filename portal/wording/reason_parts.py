@@ -6,7 +6,7 @@ from typing import Any
 
 from portal.wording.formatting import cores, gibibytes, joined_with_and, model_name, with_count
 from portal.wording.reason_numbers import ReasonNumbers
-from scheduler.reads.closed_hosts import DISK_FULL, GPUS_OUT, WEAK_ISOLATION
+from scheduler.reads.closed_hosts import DISK_FULL, GPUS_OUT, NO_PERSON_USERS, WEAK_ISOLATION
 
 MAX_HOSTS_NAMED = 5
 # Why a host takes no new work (see scheduler.reads.closed_hosts).
@@ -22,6 +22,7 @@ HOST_STATES = {
     "draining": "is draining",
     "maintenance": "is in maintenance",
     WEAK_ISOLATION: "isolates workloads less than the pool requires",
+    NO_PERSON_USERS: "cannot run work as its owner",
     DISK_FULL: "has a full disk",
 }
 

@@ -120,6 +120,10 @@ REASONS: dict[str, SentenceBuilder] = {
     "isolation_too_weak": lambda f: (
         "The host isolates workloads less than its pool requires, so nothing new starts on it."
     ),
+    "person_users_missing": lambda f: (
+        "The work of its pool runs as the Unix user of its owner, which the host cannot do, so nothing new "
+        "starts on it."
+    ),
     # why work waits: it starts when units become free
     "waits_for_units": lambda f: (
         f"Its reservation has {f.plain('', 'of')} such GPUs, and this needs {f.plain('', 'need')}. "

@@ -56,6 +56,18 @@ REFUSALS: dict[str, Sentence] = {
     "team_name_was_used": "name is {name}; a removed team had that name, and its charges keep it.",
     "project_name_is_taken": "name is {name}; {team} has a project of that name already.",
     "username_is_taken": "username is {name}; an account of that name exists already.",
+    # Unix identities
+    "uid_is_taken": "uid is {uid}, which is the user number of {holder}; two people cannot have one number.",
+    "unix_name_is_taken": "name is {name}, which is the Unix name of {holder}.",
+    "no_unix_identity": (
+        "Work in {pool} runs as the Unix user of its owner, and {name} has no Unix identity. An operator "
+        "sets it on the page of the account."
+    ),
+    "pool_has_work_as_owners": (
+        "{count} notebooks and jobs of {pool} run, or wait to run, as the Unix users of their owners. Wait "
+        "until they have ended, or cancel them."
+    ),
+    "unix_identity_is_missing": "{name} has no Unix identity.",
     # the database
     "database_maintenance_lasts": lambda n: (
         f"A maintenance of the database lasts until {local_time_text(datetime.fromisoformat(n['until']))}: "

@@ -44,6 +44,7 @@ class ReasonCode(StrEnum):
     RESERVATION_NOT_YOURS = "reservation_not_yours"
     HOST_CLOSED = "host_closed"
     ISOLATION_TOO_WEAK = "isolation_too_weak"
+    PERSON_USERS_MISSING = "person_users_missing"
     # Reasons why a workload waits. They end when enough units are free for it.
     WAITS_FOR_UNITS = "waits_for_units"
     WAITS_FOR_EVICTION = "waits_for_eviction"

@@ -42,6 +42,7 @@ from scheduler.models import (
     Leader,
     Reservation,
     Run,
+    RunsAs,
     Unit,
     Workload,
 )
@@ -394,7 +395,7 @@ class _PlanApplication:
             host = unit.gpu.host
             pool = self.pools.get(host.pool_id)
             unschedulable = schedulable_hosts.host_unschedulable_code(
-                host, pool.isolation if pool else Isolation.NONE
+                host, pool.isolation if pool else Isolation.NONE, pool.runs_as if pool else RunsAs.TEAM
             )
             if unschedulable:
                 return CLOSED_HOST_MESSAGES.get(unschedulable, "host {} takes no new work").format(host.name)
@@ -591,6 +592,7 @@ class _PlanApplication:
 CLOSED_HOST_MESSAGES: dict[str, str] = {
     ReasonCode.HOST_FULL: "the disk of host {} is full",
     ReasonCode.ISOLATION_TOO_WEAK: "host {} isolates workloads less than its pool requires",
+    ReasonCode.PERSON_USERS_MISSING: "host {} cannot run work as its owner",
 }
 EVICTABLE_STATES = (WorkloadState.PLACED, WorkloadState.STARTING, WorkloadState.RUNNING)
 ALREADY_STOPPING = "it no longer runs, or is already stopping"

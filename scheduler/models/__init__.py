@@ -6,7 +6,7 @@ from scheduler.models.hardware_columns import HardwareColumns
 from scheduler.models.hosts import Gpu, Host, JoinToken, Storage, Unit, Volume
 from scheduler.models.leader import ClockReading, Leader
 from scheduler.models.outages import DatabaseMaintenance, EdgeContact
-from scheduler.models.pools import DiagnosticTool, Pool, StrayAction
+from scheduler.models.pools import DiagnosticTool, Pool, RunsAs, StrayAction
 from scheduler.models.quotas import BudgetGate, DecayedUse, GuaranteeChange, Quota
 from scheduler.models.repairs import (
     Diagnostic,
@@ -18,6 +18,7 @@ from scheduler.models.repairs import (
 from scheduler.models.reservations import BoundUnit, Reservation, Series
 from scheduler.models.runs import Allocation, Run
 from scheduler.models.teams import PRIORITIES, Project, Team
+from scheduler.models.unix_identities import UnixIdentity
 from scheduler.models.workloads import (
     Dependency,
     IfMemberEnds,
@@ -60,12 +61,14 @@ __all__ = [
     "RecordingPart",
     "Reservation",
     "Run",
+    "RunsAs",
     "Series",
     "StartEstimate",
     "Storage",
     "StrayAction",
     "Team",
     "Unit",
+    "UnixIdentity",
     "Volume",
     "Workload",
     "WorkloadKind",

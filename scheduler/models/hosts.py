@@ -46,6 +46,11 @@ class Volume(models.Model):
     files = models.BigIntegerField(null=True, blank=True)
     changed_at = models.DateTimeField(null=True, blank=True, help_text="time of the newest change in it")
     measured_at = models.DateTimeField(null=True, blank=True)
+    limit_bytes = models.BigIntegerField(
+        null=True,
+        blank=True,
+        help_text="largest size that its file system allows; empty: no limit, or unknown",
+    )
 
     class Meta:
         constraints = [
@@ -81,6 +86,9 @@ class Host(models.Model):
         choices=Isolation.choices,
         default=Isolation.NONE,
         help_text="isolation that it provides, from its report",
+    )
+    person_users = models.BooleanField(
+        default=False, help_text="True: it can run work as the Unix user of its owner, from its report"
     )
     cpu_milli = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveIntegerField(default=0)

@@ -34,6 +34,13 @@ class DiagnosticTool(models.TextChoices):
     DCGM = "dcgm", "DCGM"
 
 
+class RunsAs(models.TextChoices):
+    """The Unix user as which the work of a pool runs on its hosts."""
+
+    TEAM = "team", "the user of its team"
+    PERSON = "person", "the Unix user of its owner, with the shared home"
+
+
 class Pool(models.Model):
     slug = models.SlugField(unique=True, max_length=40)
     name = models.CharField(unique=True, max_length=80)
@@ -72,6 +79,18 @@ class Pool(models.Model):
     )
     isolation_from_hosts = models.BooleanField(
         default=False, help_text="True: the first hosts of the pool decide which isolation it demands"
+    )
+    runs_as = models.CharField(
+        max_length=6,
+        choices=RunsAs.choices,
+        default=RunsAs.TEAM,
+        help_text="identity of new work on its hosts",
+    )
+    perf_events = models.BooleanField(
+        default=False, help_text="True: work may use the system call perf_event_open"
+    )
+    home_limit_gib = models.PositiveIntegerField(
+        null=True, blank=True, help_text="largest size of a new home on its hosts; empty: no limit"
     )
     stray_action = models.CharField(
         max_length=6,

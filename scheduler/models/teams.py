@@ -16,6 +16,9 @@ class Team(models.Model):
     tag = models.CharField(max_length=3, help_text="two or three letters shown with its colour")
     colour = models.PositiveSmallIntegerField(default=1, help_text="index of the palette, 1 to 8")
     weight = models.PositiveIntegerField(default=1, help_text="weight in fair share")
+    home_limit_gib = models.PositiveIntegerField(
+        null=True, blank=True, help_text="largest size of a new home; empty: that of the pool"
+    )
     highest_priority = models.PositiveSmallIntegerField(choices=PRIORITIES, default=int(Priority.HIGH))
     created_at = models.DateTimeField()
     removed_at = models.DateTimeField(

@@ -99,6 +99,11 @@ class Workload(HardwareColumns):
         default="", blank=True, help_text="a job's shell command; empty for a notebook"
     )
     environment = EncryptedJSONField(default=dict, blank=True)
+    unix_identity = models.JSONField(
+        null=True,
+        blank=True,
+        help_text="Unix identity of its owner at its submission; empty: its team's user",
+    )
     priority = models.PositiveSmallIntegerField(choices=PRIORITIES, default=int(Priority.NORMAL))
     preemptible = models.BooleanField(default=False)
     max_runtime_seconds = models.PositiveIntegerField()

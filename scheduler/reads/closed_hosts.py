@@ -7,11 +7,11 @@ from typing import Any
 
 from django.db.models import Q
 
-from scheduler.models import Gpu
+from scheduler.models import Gpu, RunsAs
 from scheduler.state.isolation import is_weaker_isolation
 from scheduler.state.states import AdminState, LeaseState, RepairState
 
-WEAK_ISOLATION, DISK_FULL, GPUS_OUT = "isolation", "disk_full", "gpus"
+WEAK_ISOLATION, DISK_FULL, GPUS_OUT, NO_PERSON_USERS = "isolation", "disk_full", "gpus", "person_users"
 
 
 def closed_hosts(
@@ -20,7 +20,7 @@ def closed_hosts(
     """Return the hosts of a pool that have a requested model and take no new work, sorted by name.
 
     Each has ``host``, its name, and ``state``: the state of its lease, its repair or its administration, or
-    one of WEAK_ISOLATION, DISK_FULL and GPUS_OUT. GPUS_OUT means that the host takes work but some of its
+    one of WEAK_ISOLATION, NO_PERSON_USERS, DISK_FULL and GPUS_OUT. GPUS_OUT means that the host takes work but some of its
     GPUs do not; ``gpus`` is their number. No models means any model. Takes one query.
     """
     # The GPUs of a host that counts as powered off are retired until it reports again.
@@ -33,7 +33,7 @@ def closed_hosts(
     found: dict[str, dict[str, Any]] = {}
     for gpu in rows.order_by("host__name", "index"):
         host = gpu.host
-        state = closing_state(host, host.pool.isolation)
+        state = closing_state(host, host.pool.isolation, host.pool.runs_as)
         if state:
             found[host.name] = {"host": host.name, "state": state}
         elif gpu.repair_state != RepairState.WELL:
@@ -42,7 +42,7 @@ def closed_hosts(
     return list(found.values())
 
 
-def closing_state(host: Any, demanded: str) -> str:
+def closing_state(host: Any, demanded: str, runs_as: str) -> str:
     """Return the state for which a host takes no new work; "" if it takes new work."""
     if host.lease_state != LeaseState.ALIVE:
         return str(host.lease_state)
@@ -52,4 +52,6 @@ def closing_state(host: Any, demanded: str) -> str:
         return str(host.admin_state)
     if is_weaker_isolation(host.isolation_level, demanded):
         return WEAK_ISOLATION
+    if runs_as == RunsAs.PERSON and not host.person_users:
+        return NO_PERSON_USERS
     return DISK_FULL if host.disk_full else ""

@@ -80,6 +80,11 @@ from scheduler.services.reservations import (
     rebind_reservation,
     shorten_reservation,
 )
+from scheduler.services.unix_identities import (
+    change_work_settings,
+    delete_unix_identity,
+    store_unix_identity,
+)
 from scheduler.services.workloads import (
     cancel_array,
     cancel_workload,
@@ -107,6 +112,7 @@ __all__ = [
     "cancel_workload",
     "change_quota",
     "change_reservation",
+    "change_work_settings",
     "check_change",
     "check_host_move",
     "check_host_removal",
@@ -121,6 +127,7 @@ __all__ = [
     "confirm_reservation",
     "confirm_series",
     "cordon_host",
+    "delete_unix_identity",
     "drain_host",
     "end_database_maintenance",
     "evicted_by_reservation",
@@ -158,6 +165,7 @@ __all__ = [
     "renewed_credential",
     "request_stop",
     "stop_unused_work",
+    "store_unix_identity",
     "return_gpu",
     "return_host",
     "revoke_credential",

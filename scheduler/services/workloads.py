@@ -24,6 +24,7 @@ from scheduler.requests import WorkloadRequest
 from scheduler.runs import commands
 from scheduler.runs.retry_policy import LOST_CODES, REQUEUE_CODES
 from scheduler.services.removed_rows import reject_if_removed
+from scheduler.services.unix_identities import identity_of_new_work
 from scheduler.state import nudge
 from scheduler.state.states import WorkloadState, change_state, change_states
 
@@ -44,9 +45,9 @@ def queue_workload(request: WorkloadRequest, *, owner: Person, now: datetime) ->
     """
     _reject_over_queue_limit(request, owner, 1)
     linked = dependency_states(request.after)
+    reject_if_removed(request.pool, request.project)
     workload = _unsaved_workload(request, owner, linked, now)
     workload.save(force_insert=True)
-    reject_if_removed(request.pool, request.project)
     _create_dependencies([workload], linked, now)
     nudge.engine()
     nudge.pages(nudge.QUEUE, nudge.workload_topic(workload.public_id))
@@ -71,6 +72,7 @@ def queue_array(
     """
     _reject_over_queue_limit(request, owner, len(indices))
     linked = dependency_states(request.after)
+    reject_if_removed(request.pool, request.project)
     array = JobArray.objects.create(
         project=request.project,
         pool=request.pool,
@@ -89,7 +91,6 @@ def queue_array(
         task.held_back = most_at_once is not None and place >= most_at_once
         tasks.append(task)
     Workload.objects.bulk_create(tasks)
-    reject_if_removed(request.pool, request.project)
     _create_dependencies(tasks, linked, now)
     nudge.engine()
     nudge.pages(nudge.QUEUE)
@@ -159,6 +160,7 @@ def _unsaved_workload(
     return Workload(
         **request.columns(),
         owner_id=owner.pk,
+        unix_identity=identity_of_new_work(request.pool, owner),
         predicted_seconds=predict_runtime_seconds(
             pool=request.pool,
             team=request.project.team,

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.conf import settings
 
-from agent.protocol import VERSION, Desired, GangWanted, RunWanted
+from agent.protocol import VERSION, Desired, GangWanted, PersonWanted, RunWanted
 from scheduler.coordination import leases
 from scheduler.models import Allocation, Command, Host, Pool, Team, WorkloadKind
 from scheduler.runs import gangs
@@ -18,6 +18,7 @@ from scheduler.services.host_credentials import due_challenge, renewed_credentia
 from scheduler.sync import geometry_changes, gpu_diagnostics
 from scheduler.sync.agent_rejections import AgentRejected
 
+MIB_PER_GIB = 1024
 VERB_STRENGTH = {Command.Verb.START: 0, Command.Verb.NOTICE: 1, Command.Verb.STOP: 2}
 
 
@@ -57,7 +58,9 @@ def desired_for_host(
         host=host.name,
         lease_seconds=rules.lease_seconds,
         runs=[
-            _run_wanted(command, uuids[run], places.get(run)) for run, command in sorted(strongest.items())
+            _run_wanted(command, uuids[run], places.get(run), pool)
+            for run, command in sorted(strongest.items())
+            if host.person_users or not _needs_person_users(command)
         ],
         credential=renewed.text if renewed else "",
         credential_expires_at=renewed.expires_at.timestamp() if renewed else None,
@@ -95,6 +98,15 @@ def _unit_uuids(runs: Iterable[int]) -> dict[int, list[str]]:
     return uuids
 
 
+def _needs_person_users(command: Command) -> bool:
+    """Return True if the command starts work as the Unix user of its owner.
+
+    A host that cannot do so never gets the command, because an older agent would start the work as the user
+    of the team. The start then times out.
+    """
+    return command.verb == Command.Verb.START and command.run.workload.unix_identity is not None
+
+
 def _team_user(team: Team) -> dict[str, Any]:
     """Return the id and the system user number of a team.
 
@@ -108,8 +120,9 @@ def _team_user(team: Team) -> dict[str, Any]:
     }
 
 
-def _run_wanted(command: Command, unit_uuids: list[str], gang: GangWanted | None) -> RunWanted:
+def _run_wanted(command: Command, unit_uuids: list[str], gang: GangWanted | None, pool: Pool) -> RunWanted:
     run, workload = command.run, command.run.workload
+    person = workload.unix_identity
     is_notebook = workload.kind == WorkloadKind.NOTEBOOK
     return RunWanted(
         run=str(run.public_id),
@@ -133,4 +146,7 @@ def _run_wanted(command: Command, unit_uuids: list[str], gang: GangWanted | None
         max_runtime_seconds=workload.max_runtime_seconds,
         array_index=workload.array_index,
         gang=gang,
+        person=PersonWanted(**person) if person is not None else None,
+        perf_events=pool.perf_events,
+        home_limit_mib=(workload.project.team.home_limit_gib or pool.home_limit_gib or 0) * MIB_PER_GIB,
     )

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from agent.protocol import LARGEST_SIZE, LONGEST_HOME_NAME, MOST_HOMES, HomeSeen, HomesSeen
 from scheduler.models import Host, Storage, Volume
 
-MEASURED_FIELDS = ("size_bytes", "size_complete", "files", "changed_at", "measured_at")
+MEASURED_FIELDS = ("size_bytes", "size_complete", "files", "changed_at", "measured_at", "limit_bytes")
 MAX_TIMESTAMP_SECONDS = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
 
 
@@ -54,7 +54,7 @@ def _home_problem(home: HomeSeen) -> str:
             f"homes.homes: name {home.name[:60]!r}; "
             f"allowed: the name of a folder, 1 to {LONGEST_HOME_NAME} characters"
         )
-    for name, count in (("bytes", home.bytes), ("files", home.files)):
+    for name, count in (("bytes", home.bytes), ("files", home.files), ("limit_bytes", home.limit_bytes)):
         if count is not None and not 0 <= count <= LARGEST_SIZE:
             return (
                 f"homes.homes: {name} of {home.name[:60]!r} is {count}; "
@@ -122,6 +122,7 @@ def _measured_columns(home: HomeSeen, now: datetime) -> dict[str, object]:
     return {
         "size_bytes": home.bytes,
         "size_complete": home.complete,
+        "limit_bytes": home.limit_bytes,
         "files": home.files,
         "changed_at": None if home.changed_at is None else _past_time(home.changed_at, now),
         "measured_at": None if home.measured_at is None else _past_time(home.measured_at, now),

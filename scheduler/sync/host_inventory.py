@@ -446,8 +446,9 @@ def _store_host_hardware(host: Host, inventory: Inventory, hardware: dict[str, A
     )
     host.isolation, host.simulated = inventory.isolation[:20], inventory.simulated
     host.isolation_level, host.disk_full = isolation_level(hardware["reported"]), inventory.disk_full
+    host.person_users = inventory.person_users
     host.disk_full_since = (host.disk_full_since or now) if inventory.disk_full else None
     columns = ["hardware", "cpu_milli", "memory_mib", "isolation", "isolation_level", "simulated"]
-    host.save(update_fields=[*columns, "disk_full", "disk_full_since"])
+    host.save(update_fields=[*columns, "person_users", "disk_full", "disk_full_since"])
     # A semicolon separates the reasons of a closed host.
     follow_disk_problem(host, inventory.disk_problem.replace(";", ","), now=now)

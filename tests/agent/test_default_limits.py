@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,17 +10,18 @@ import pytest
 
 from agent.gpu.reader import GpuInventory
 from agent.host.oom_protection import AGENT_OOM_SCORE, protect_from_oom_killer
-from agent.isolation.cgroups import CgroupLimits
+from agent.isolation.cgroups import V1_CPU_SHARES_PER_WEIGHT, CgroupLimits
 from agent.protocol import SLOTS_PER_GPU, GpuSeen, RunWanted, UnitSeen
 from agent.runs import disk_pressure
-from agent.runs.default_limits import gpu_share, run_limits, scratch_limit_bytes
+from agent.runs.default_limits import gpu_share, host_memory_mib, run_limits, scratch_limit_bytes
 from agent.runs.local_run import LocalRun
 from agent.runs.reconcile import StopRun
 from agent.shim.workload_entry import WORKLOAD_OOM_SCORE
-from tests.agent.conftest import AgentProcess, job
+from tests.agent.conftest import AgentProcess, MakeAgent, job
 from tests.agent.fake_edge import FakeEdge
 
 GIB = 1 << 30
+LAUNCHERS = ("bubblewrap", pytest.param("plain", marks=pytest.mark.long))
 
 
 def gpu(index: int, parts: int = 1) -> GpuSeen:
@@ -57,6 +59,35 @@ def test_a_request_decides_about_its_own_limits() -> None:
     assert (asked.cpu_milli, asked.memory_mib, asked.cpu_weight) == (2500, 500_000, 125)
     few = run_limits(wanted("unit-1-0"), EIGHT, 1024 * 1024, 100)
     assert few.processes == 100, "the operator's limit is never exceeded"
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+async def test_a_run_without_a_request_gets_its_share_with_each_launcher(
+    edge: FakeEdge, make_agent: MakeAgent, launcher: str
+) -> None:
+    """Read the control groups of a run with one of two GPUs on the host."""
+    agent = await make_agent(launcher=launcher)
+    if not {"cpu", "memory", "pids"} <= set(edge.observed[-1].inventory.limits):
+        pytest.skip("not run: the control groups of this machine are not writable")
+    await edge.want(job("sleep 300", units=agent.units[:1]))
+    await edge.until_state("run-1", "running")
+    spec = json.loads((agent.state / "runs" / "run-1" / "spec.json").read_text())
+    folders = [Path(name).parent for name in spec["cgroup_procs"]]
+
+    def value_of(*names: str) -> int:
+        return next(
+            int((folder / name).read_text())
+            for name in names
+            for folder in folders
+            if (folder / name).exists()
+        )
+
+    memory_mib = value_of("memory.limit_in_bytes", "memory.max") >> 20
+    expected = run_limits(job("true", unit_uuids=["unit-1-0"]), [gpu(1), gpu(2)], host_memory_mib(), 16_384)
+    assert memory_mib == expected.memory_mib < host_memory_mib() / 2
+    assert value_of("pids.max") == 8192
+    assert value_of("cpu.shares", "cpu.weight") in (500 * V1_CPU_SHARES_PER_WEIGHT, 500)
 
 
 def test_temporary_files_are_limited_to_the_share_once_the_disk_is_half_full() -> None:

@@ -24,12 +24,13 @@ from agent.host.blocking_call import CallTimeout
 from agent.host.clock import boottime
 from agent.host.state import StateFolder
 from agent.isolation.launchers import PlainLauncher
-from agent.isolation.team_users import OwnershipChangeInProgress, TeamUsers, UidRange
+from agent.isolation.team_users import TeamUsers, UidRange
 from agent.runs import run_observer
 from agent.runs.local_run import read_acknowledgement
 from agent.runs.manager import RunManager
 from agent.server import connection, workspace_streams
 from agent.server.workspace_streams import WorkspaceStreams
+from agent.storage.locked_record import RecordLocked
 from tests.agent.conftest import job
 from tests.waiting import until
 
@@ -297,7 +298,7 @@ def test_a_held_lock_of_the_team_record_does_not_block_another_host(tmp_path: Pa
     )
     assert holder.stdout is not None
     holder.stdout.readline()
-    with pytest.raises(OwnershipChangeInProgress):  # the holder keeps the lock until it reads a line
+    with pytest.raises(RecordLocked):  # the holder keeps the lock until it reads a line
         tenants.user("7.1", 70_007)
     holder.communicate(b"\n")
     assert tenants.user("7.1", 70_007) == 70_007

@@ -464,6 +464,18 @@ async def test_keys_bpf_userfaultfd_and_perf_events_are_not_permitted(
     assert (await output(edge, KERNEL_CALLS)).split() == ["EPERM"] * 6
 
 
+@needs_filters
+@pytest.mark.parametrize("launcher", ["bubblewrap", "plain"])
+async def test_a_pool_can_allow_perf_events_and_nothing_else(
+    edge: FakeEdge, make_agent: MakeAgent, launcher: str
+) -> None:
+    """Call perf_event_open with a null pointer. The kernel reads it only if the filter lets the call pass."""
+    await make_agent(launcher=launcher)
+    *others, perf_event_open = (await output(edge, KERNEL_CALLS, perf_events=True)).split()
+    assert others == ["EPERM"] * 5
+    assert perf_event_open in ("EFAULT", "EACCES")
+
+
 @pytest.mark.parametrize(
     ("architecture", "calls"),
     [

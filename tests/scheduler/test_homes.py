@@ -46,6 +46,17 @@ def test_homes_are_stored_as_measured(world: World) -> None:
     assert Host.objects.get(name="alpha").storage == storage
 
 
+def test_the_limit_of_a_home_is_stored_and_can_end(world: World) -> None:
+    at = world.now
+    agent = FakeAgent.of(world.hosts["alpha"])
+    report_homes(agent, homes_at(at, home("ada", at, limit_bytes=2 << 30), home("bob", at)), at)
+    assert dict(Volume.objects.values_list("name", "limit_bytes")) == {"ada": 2 << 30, "bob": None}
+    report_homes(agent, homes_at(at + MINUTE, home("ada", at), home("bob", at)), at + MINUTE)
+    assert set(Volume.objects.values_list("limit_bytes", flat=True)) == {None}
+    with pytest.raises(AgentRejected, match="limit_bytes of 'ada' is -1"):
+        report_homes(agent, homes_at(at + 2 * MINUTE, home("ada", at, limit_bytes=-1)), at + 2 * MINUTE)
+
+
 def test_a_frame_without_homes_changes_nothing(world: World) -> None:
     agent = FakeAgent.of(world.hosts["alpha"])
     report_homes(agent, homes_at(world.now, home("ada", world.now)), world.now)

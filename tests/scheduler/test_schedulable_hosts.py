@@ -71,6 +71,10 @@ CLOSED: dict[str, tuple[Callable[[World, Host], object], str]] = {
     "counted as off": (off, "host_closed"),
     "revoked": (revoked, "host_closed"),
     "with a full disk": (set_columns(disk_full=True), "host_full"),
+    "that cannot run work as its owner": (
+        lambda world, host: Pool.objects.filter(pk=host.pool_id).update(runs_as="person"),
+        "person_users_missing",
+    ),
     "with too weak isolation": (
         lambda world, host: Pool.objects.filter(pk=host.pool_id).update(isolation="sandbox"),
         "isolation_too_weak",
@@ -143,7 +147,12 @@ def test_snapshot_query_and_function_agree_for_every_combination_of_states(world
     now = world.now
     pools = {
         level: Pool.objects.create(
-            slug=f"p-{level}", name=level, kind="dynamic", isolation=level, created_at=now
+            slug=f"p-{level}",
+            name=level,
+            kind="dynamic",
+            isolation=level,
+            runs_as="person" if level == "sandbox" else "team",
+            created_at=now,
         )
         for level in ISOLATION_LEVELS
     }
@@ -159,6 +168,7 @@ def test_snapshot_query_and_function_agree_for_every_combination_of_states(world
             repair_state=repair,
             isolation_level=level,
             disk_full=full,
+            person_users=number % 3 == 0,
             created_at=now,
         )
         for number, (lease, admin, repair, level, full, demanded) in enumerate(states)
@@ -199,6 +209,8 @@ def test_snapshot_query_and_function_agree_for_every_combination_of_states(world
     }
     by_row = {host.pk for host in created if schedulable_hosts.is_schedulable(host)}
     assert set(free) == planned_on == by_row
-    assert len(by_row) == 4 + 3 + 2 + 1, (
+    enough = {host.pk for host in created if host.pool.runs_as == "team" or host.person_users}
+    assert by_row <= enough
+    assert 4 + 2 + 1 < len(by_row) <= 4 + 3 + 2 + 1, (
         "only hosts that are well, in service, alive and isolated enough take work"
     )

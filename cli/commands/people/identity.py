@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +20,13 @@ CERTIFICATES_OPTION = click.option(
 )
 SCOPES_OPTION = click.option("--scopes", help="Scopes with spaces between them; one of them is openid.")
 CLAIM_OPTION = click.option("--username-claim", help="The claim with the user name of a new person.")
+UNIX_CLAIMS = {
+    "--uid-claim": "The claim with the Unix user number, for pools whose work runs as its owner.",
+    "--gid-claim": "The claim with the Unix group number. Without it, the user number counts.",
+    "--groups-claim": "The claim with the numbers of further Unix groups.",
+    "--unix-name-claim": "The claim with the Unix name. Without it, the user name counts.",
+    "--home-claim": "The claim with the path of the home. Without it, /home/ and the Unix name count.",
+}
 ACTIVE_OPTION = click.option("--on/--off", "active", default=None, help="Whether people can sign in with it.")
 ACCOUNTS_OPTION = click.option(
     "--new-accounts/--no-new-accounts",
@@ -26,6 +34,13 @@ ACCOUNTS_OPTION = click.option(
     default=None,
     help="Whether a new person gets an account at the first sign-in.",
 )
+
+
+def unix_claim_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that name the claims of the Unix identity."""
+    for name, words in reversed(UNIX_CLAIMS.items()):
+        function = click.option(name, help=words)(function)
+    return function
 
 
 @cli.group()
@@ -60,6 +75,7 @@ def show_settings(session: CliSession) -> None:
 @SECRET_OPTION
 @SCOPES_OPTION
 @CLAIM_OPTION
+@unix_claim_options
 @CERTIFICATES_OPTION
 @ACTIVE_OPTION
 @ACCOUNTS_OPTION
@@ -78,6 +94,7 @@ def add_provider(session: CliSession, **fields: Any) -> None:
 @SECRET_OPTION
 @SCOPES_OPTION
 @CLAIM_OPTION
+@unix_claim_options
 @CERTIFICATES_OPTION
 @ACTIVE_OPTION
 @ACCOUNTS_OPTION

@@ -15,7 +15,7 @@ from portal.models import AuditEvent
 from portal.reads.fleet import gpu_health, host_history
 from portal.reads.fleet.host_details import host_state, last_rejected_agent
 from portal.wording.host_texts import HOST_VERBS, WORKLOAD_EFFECTS
-from scheduler.models import Host
+from scheduler.models import Host, RunsAs
 from scheduler.state.isolation import ISOLATION_LEVELS, missing_levels
 from scheduler.state.states import AdminState, LeaseState, RepairState
 from telemetry.models import HealthRule
@@ -54,6 +54,13 @@ class PoolShape(ResponseSerializer):
     isolation = serializers.ChoiceField(
         choices=ISOLATION_LEVELS, help_text="hosts with less isolation accept no new workloads"
     )
+    runs_as = serializers.ChoiceField(
+        choices=RunsAs.values, help_text="user of new work on its hosts: that of its team, or of its owner"
+    )
+    perf_events = serializers.BooleanField(help_text="work may use the system call perf_event_open")
+    home_limit_gib = serializers.IntegerField(
+        allow_null=True, help_text="largest size of a new home; null: no limit"
+    )
     most_waiting_per_user = serializers.IntegerField(
         help_text="notebooks and jobs of one person in the queue"
     )
@@ -71,6 +78,7 @@ class HostShape(ResponseSerializer):
     isolation_level = serializers.ChoiceField(
         choices=ISOLATION_LEVELS, help_text="the isolation that it provides"
     )
+    person_users = serializers.BooleanField(help_text="it can run work as the Unix user of its owner")
     isolation_lacking = serializers.SerializerMethodField(
         help_text="levels that its pool demands and the host lacks"
     )
@@ -249,6 +257,13 @@ class HostDetail(HostShape):
 
 class IsolationWish(StrictSerializer):
     isolation = serializers.ChoiceField(choices=ISOLATION_LEVELS)
+    why = serializers.CharField(max_length=300, required=False, allow_blank=True)
+
+
+class PoolWorkWish(StrictSerializer):
+    runs_as = serializers.ChoiceField(choices=RunsAs.values, required=False)
+    perf_events = serializers.BooleanField(required=False)
+    home_limit_gib = serializers.IntegerField(required=False, allow_null=True, help_text="null: no limit")
     why = serializers.CharField(max_length=300, required=False, allow_blank=True)
 
 

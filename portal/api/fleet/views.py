@@ -21,6 +21,7 @@ from portal.models import TokenScope
 from portal.reads.fleet import host_details as reads
 from portal.reads.fleet.free_capacity import free_slots_by_model
 from portal.services.fleet import host_effects, hosts
+from portal.services.fleet.pool_work import change_pool_work
 from portal.services.fleet.pools import demand_isolation
 from portal.wording import host_texts
 from scheduler.core.model.slots import SLOTS_PER_GPU
@@ -83,6 +84,18 @@ class PoolIsolationView(ApiView):
         changed = demand_isolation(
             **self.service_context, pool=pool, **self.validated_body(shapes.IsolationWish)
         )
+        return self.object_response(_pool_with_counts(changed, self), shapes.PoolShape)
+
+
+class PoolWorkView(ApiView):
+    scope = TokenScope.MANAGE
+
+    @extend_schema(operation_id="pools_work", request=shapes.PoolWorkWish, responses=shapes.PoolShape)
+    def put(self, request: Request, slug: str) -> Response:
+        """Set as whom new work runs, if it may use perf_event_open, and the limit of homes. For operators."""
+        pool = get_visible_or_404(policy.visible_pools(self.actor).select_related("team"), slug=slug)
+        body = self.validated_body(shapes.PoolWorkWish)
+        changed = change_pool_work(**self.service_context, pool=pool, **body)
         return self.object_response(_pool_with_counts(changed, self), shapes.PoolShape)
 
 

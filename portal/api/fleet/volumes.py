@@ -29,6 +29,9 @@ class VolumeShape(serializers.Serializer[Any]):
         source="volume.size_complete",
         help_text="false: a lower bound, as not all files could be counted",
     )
+    limit_bytes = serializers.IntegerField(
+        source="volume.limit_bytes", allow_null=True, help_text="largest size; null: no limit, or unknown"
+    )
     files = serializers.IntegerField(source="volume.files", allow_null=True, help_text="null: unknown")
     running_workloads = serializers.IntegerField(
         source="workloads", help_text="number of visible workloads that use it now"

@@ -24,6 +24,9 @@ class TeamShape(ResponseSerializer):
     tag = serializers.CharField()
     colour = serializers.IntegerField(help_text="1 to 8, of the palette")
     weight = serializers.IntegerField()
+    home_limit_gib = serializers.IntegerField(
+        allow_null=True, help_text="largest size of a new home; null: that of the pool"
+    )
     removed_at = serializers.DateTimeField(allow_null=True, help_text="null: it is not removed")
 
 

@@ -128,8 +128,8 @@ def own_notices(viewer: policy.Viewer) -> QuerySet[Notification]:
 def own_matters(viewer: policy.Viewer) -> QuerySet[Any]:
     """Return the matters of the viewer's notices: unread ones first, then by their newest notice.
 
-    Each has its key ``matter_key``, its numbers of notices (``count``) and of ``unread`` ones, and the time of
-    its newest notice (``latest``).
+    Each has its key ``matter_key``, its numbers of notices (``count``) and of ``unread`` ones, and the
+    time of its newest notice (``latest``).
     """
     return (
         _with_matter_key(policy.visible_notifications(viewer))

@@ -9,6 +9,8 @@ from django.conf import settings
 from portal.models import IdentityProvider
 from portal.sign_in.oidc.client_secrets import decrypt_secret
 
+# The columns with the claims of the Unix identity.
+UNIX_CLAIM_COLUMNS = ("uid_claim", "gid_claim", "groups_claim", "unix_name_claim", "home_claim")
 ENVIRONMENT_SLUG = "environment"  # no provider of the database may have this slug
 
 
@@ -27,6 +29,22 @@ class ProviderSettings:
     active: bool = True
     encrypted_secret: str = field(default="", repr=False)
     plain_secret: str = field(default="", repr=False)
+    uid_claim: str = ""
+    gid_claim: str = ""
+    groups_claim: str = ""
+    unix_name_claim: str = ""
+    home_claim: str = ""
+
+    @property
+    def unix_claims(self) -> dict[str, str]:
+        """Return the name of the claim for each part of a Unix identity; empty: the part is not taken."""
+        return {
+            "uid": self.uid_claim,
+            "gid": self.gid_claim,
+            "groups": self.groups_claim,
+            "name": self.unix_name_claim,
+            "home": self.home_claim,
+        }
 
     @property
     def secret(self) -> str:
@@ -70,6 +88,7 @@ def settings_of(row: IdentityProvider) -> ProviderSettings:
         creates_accounts=row.creates_accounts,
         active=row.active,
         encrypted_secret=row.encrypted_secret,
+        **{name: getattr(row, name) for name in UNIX_CLAIM_COLUMNS},
     )
 
 

@@ -17,13 +17,15 @@ from portal.reads.people import organisation as reads
 from portal.services.fleet import pools as verbs
 from portal.services.fleet.gpu_repairs import REPAIR_POLICY_FIELDS as REPAIR_POLICY
 from portal.services.fleet.gpu_repairs import change_repair_policy
+from portal.services.fleet.pool_work import WORK_FIELDS, change_pool_work
 from portal.web.fleet.repairs import RepairPolicyForm
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.duration_field import DURATION_EXAMPLES, DurationInSecondsField
 from portal.web.page.service_form import ServiceForm
 from portal.wording.host_texts import isolation_note
 from portal.wording.pages import fleet_pages
-from scheduler.models import Pool, Team
+from portal.wording.people import unix_texts
+from scheduler.models import Pool, RunsAs, Team
 from scheduler.state.isolation import Isolation
 
 
@@ -46,6 +48,18 @@ class PoolIsolationForm(ServiceForm):
         choices=Isolation.choices,
         label="Hosts need at least",
         help_text="Hosts with less isolation get no new work.",
+    )
+
+
+class PoolWorkForm(ServiceForm):
+    runs_as = forms.ChoiceField(
+        choices=RunsAs.choices, label="Work runs as", help_text=unix_texts.RUNS_AS_HELP
+    )
+    perf_events = forms.BooleanField(
+        required=False, label="Work may use perf_event_open", help_text=unix_texts.PERF_EVENTS_HELP
+    )
+    home_limit_gib = forms.IntegerField(
+        required=False, label="Largest size of a home", help_text=unix_texts.HOME_LIMIT_HELP
     )
 
 
@@ -76,6 +90,8 @@ def pool_settings(request: HttpRequest, slug: str) -> HttpResponse:
     row = get_object_or_404(pools(request.user), slug=slug)
     if request.method == "POST" and "isolation" in request.POST:
         return _change_isolation(request, row)
+    if request.method == "POST" and "runs_as" in request.POST:
+        return _change_work(request, row)
     if request.method == "POST" and "stray_action" in request.POST:
         return _change_repair_policy(request, row)
     form = PoolLimitsForm(
@@ -121,6 +137,19 @@ def _change_isolation(request: HttpRequest, row: Pool) -> HttpResponse:
     )
 
 
+def _change_work(request: HttpRequest, row: Pool) -> HttpResponse:
+    form = PoolWorkForm(request.POST)
+    if form.is_valid():
+        given = {"actor": current_user(request), "pool": row, "now": timezone.now()}
+        if form.carry_out(change_pool_work, **given, **form.cleaned_data) is not None:
+            messages.success(request, unix_texts.WORK_SAVED)
+            return redirect("pool", row.slug)
+    limits = PoolLimitsForm(initial={name: getattr(row, name) for name in fleet_pages.LIMIT_LABELS})
+    return _pool_page(
+        request, row, limits, PoolIsolationForm(initial={"isolation": row.isolation}), work=form
+    )
+
+
 def _change_repair_policy(request: HttpRequest, row: Pool) -> HttpResponse:
     form = RepairPolicyForm(request.POST, pool=row)
     if form.is_valid():
@@ -144,7 +173,9 @@ def _pool_page(
     form: PoolLimitsForm,
     isolation: PoolIsolationForm,
     repair: RepairPolicyForm | None = None,
+    work: PoolWorkForm | None = None,
 ) -> HttpResponse:
+    work = work or PoolWorkForm(initial={name: getattr(row, name) for name in WORK_FIELDS})
     repair = repair or RepairPolicyForm(
         pool=row, initial={name: getattr(row, name) for name in REPAIR_POLICY}
     )
@@ -152,6 +183,7 @@ def _pool_page(
     provided = [host.isolation_level for host in hosts if host.isolation]
     context = {
         "repair": repair,
+        "work": work,
         "diagnostic_tool": repair_reads.diagnostic_tool(row),
         "pool": row,
         "form": form,
@@ -168,7 +200,7 @@ def _pool_page(
         ],
         "may_change": policy.may(request.user, "pool.change") and row.removed_at is None,
     }
-    status = 400 if form.errors or isolation.errors or repair.errors else 200
+    status = 400 if any(each.errors for each in (form, isolation, repair, work)) else 200
     return render(request, "organisation/pool.html", context, status=status)
 
 

@@ -106,6 +106,7 @@ def _home_row(home: reads.HomeVolume, user: User) -> dict[str, Any]:
         "full_name": home.owner.get_full_name() if home.owner else "",
         "teams": home.teams,
         "hosts": _host_names(home.hosts),
+        "limit": data_size(volume.limit_bytes) if volume.limit_bytes else "",
         "size": _lower_bound_text(volume, data_size(volume.size_bytes)),
         "files": _lower_bound_text(volume, "unknown" if volume.files is None else grouped(volume.files)),
         "workloads": home.workloads,
@@ -166,6 +167,7 @@ def _homes_csv(user: User, rows: QuerySet[Volume], now: datetime) -> HttpRespons
         "running_workloads",
         "changed",
         "measured",
+        "limit_bytes",
     ]
     cells = (
         [
@@ -177,6 +179,7 @@ def _homes_csv(user: User, rows: QuerySet[Volume], now: datetime) -> HttpRespons
             home.workloads,
             home.volume.changed_at,
             home.volume.measured_at,
+            home.volume.limit_bytes,
         ]
         for home in reads.home_details(user, list(rows[:MAX_CSV_ROWS]))
     )

@@ -24,6 +24,7 @@ from portal.web.page.access import current_user, get_visible_or_404, sign_in_req
 from portal.web.page.service_form import ServiceForm
 from portal.wording.pages import people_pages
 from portal.wording.people.account_texts import ACCOUNT_VERBS
+from scheduler.models import UnixIdentity
 
 
 class AccountReasonForm(ServiceForm):
@@ -99,6 +100,7 @@ def person(request: HttpRequest, username: str) -> HttpResponse:
         "effect": preview_account_change(
             actor=current_user(request), user=user, verb="end_sessions", now=now
         ),
+        "identity": UnixIdentity.objects.filter(person=user).first(),
         "events": recent_sign_ins(request.user, user),
         "changes": [
             (ACCOUNT_VERBS[verb].label, reverse("person-change", args=[username, verb.replace("_", "-")]))

@@ -50,6 +50,7 @@ def service_accounts(request: HttpRequest) -> HttpResponse:
     context = {
         "rows": reads.service_accounts(viewer),
         "form": form,
+        "may_set_identity": policy.may(request.user, "user.change"),
         "token_form": TokenForm() if text else token_form,
         "may_create": reads.teams_with_new_accounts(viewer).exists(),
         "text": text,

@@ -13,13 +13,15 @@ from django.utils import timezone
 from portal import policy
 from portal.models import Membership, User
 from portal.reads.people import organisation as reads
+from portal.services.fleet.pool_work import change_home_limit
 from portal.services.people import teams as team_service
 from portal.web.page.access import current_user, posted_key, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.wording.pages import people_pages
+from portal.wording.people import unix_texts
 from scheduler.models import Project, Team
 
-TEAM_ACTIONS = ("add_member", "remove_member", "create_project", "project_active", "rename")
+TEAM_ACTIONS = ("add_member", "remove_member", "create_project", "project_active", "rename", "home_limit")
 
 
 class TeamForm(ServiceForm):
@@ -42,6 +44,12 @@ class ProjectForm(ServiceForm):
 class MemberForm(ServiceForm):
     user = forms.CharField(max_length=150, label="User name")
     role = forms.ChoiceField(choices=Membership.Role.choices, label="Role")
+
+
+class HomeLimitForm(ServiceForm):
+    home_limit_gib = forms.IntegerField(
+        required=False, label="Largest size of a home", help_text=unix_texts.TEAM_HOME_LIMIT_HELP
+    )
 
 
 @sign_in_required
@@ -72,6 +80,10 @@ def team(request: HttpRequest, slug: str) -> HttpResponse:
     forms_: dict[str, Any] = {
         "member_form": MemberForm(request.POST if verb == "add_member" else None),
         "project_form": ProjectForm(request.POST if verb == "create_project" else None),
+        "home_limit_form": HomeLimitForm(
+            request.POST if verb == "home_limit" else None,
+            initial={"home_limit_gib": page["team"].home_limit_gib},
+        ),
     }
     if request.method == "POST":
         if verb not in TEAM_ACTIONS:
@@ -81,6 +93,7 @@ def team(request: HttpRequest, slug: str) -> HttpResponse:
     page |= forms_ | {
         "may_request_budget": not removed and policy.may(request.user, "budget.request", page["team"]),
         "may_change": not removed and policy.may(request.user, "team.change", page["team"]),
+        "may_limit_homes": not removed and policy.may(request.user, "pool.change"),
         "may_remove": not removed and policy.may(request.user, "team.remove", page["team"]),
     }
     failed = any(form.errors for form in forms_.values())
@@ -120,6 +133,12 @@ def _change_team(request: HttpRequest, team: Team, verb: str, shown: dict[str, A
                 team_service.add_member, team=team, user=person, role=form.cleaned_data["role"], **given
             )
             is not None
+        )
+    if verb == "home_limit":
+        form = shown["home_limit_form"]
+        return (
+            form.is_valid()
+            and form.carry_out(change_home_limit, team=team, **form.cleaned_data, **given) is not None
         )
     if verb == "create_project":
         form = shown["project_form"]

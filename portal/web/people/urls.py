@@ -18,7 +18,7 @@ from portal.web.people import (
     tokens,
     workload_templates,
 )
-from portal.web.people.identity import own_identities, providers, rules
+from portal.web.people.identity import own_identities, providers, rules, unix_identity
 
 urlpatterns = [
     path("teams/", teams.teams, name="teams"),
@@ -26,6 +26,7 @@ urlpatterns = [
     path("teams/<slug:slug>/remove/", removal.team_remove, name="team-remove"),
     path("people/", people.people, name="people"),
     path("people/<str:username>/", person.person, name="person"),
+    path("people/<str:username>/unix-identity/", unix_identity.unix_identity, name="unix-identity"),
     path("people/<str:username>/<slug:verb>/", person.person_change, name="person-change"),
     path("people-import/", people_import.people_import, name="people-import"),
     path("people-import/links/", people_import.first_passwords, name="people-import-links"),

@@ -55,6 +55,7 @@ def too_many_passwords(seconds: int) -> str:
 
 LOCAL_SIGN_IN_LABEL = "People can sign in with a password of this portal"
 ISSUER_HELP = "An https URL, exactly as the provider names itself."
+UID_CLAIM_HELP = "For pools whose work runs as its owner. Empty: operators set the identities."
 SECRET_HELP = "Stored encrypted and never shown. Empty: the stored one stays."
 CERTIFICATES_HELP = "PEM certificates that are trusted in addition to those of the system."
 PROVIDER_CREATED = "{name} is saved. Test it before people use it."

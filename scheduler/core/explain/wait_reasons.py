@@ -272,9 +272,14 @@ class WaitReasons:
         closed = sum(not h.schedulable for h in state.hosts)
         unhealthy = sum(not u.healthy for u in state.units)
         weak = sum(h.closed_code == ReasonCode.ISOLATION_TOO_WEAK for h in state.hosts)
-        too_weak = {"too_weak": weak} if weak else {}
+        without_users = sum(h.closed_code == ReasonCode.PERSON_USERS_MISSING for h in state.hosts)
+        causes = {"too_weak": weak, "no_person_users": without_users}
         return ReasonCode.HOST_CLOSED, reason_numbers(
-            codes=codes, hosts=closed, need=queued.ask.total_units, unwell=unhealthy, **too_weak
+            codes=codes,
+            hosts=closed,
+            need=queued.ask.total_units,
+            unwell=unhealthy,
+            **{name: count for name, count in causes.items() if count},
         )
 
     @cached_property

@@ -24,7 +24,7 @@ from portal.services.people.notice_channels import channels as notice_channels
 from portal.services.work import launch
 from scheduler.cycle import engine
 from scheduler.cycle.recording import CycleRecorder
-from scheduler.models import Gpu, Host, Recording, Storage, Volume, Workload
+from scheduler.models import Gpu, Host, Recording, Storage, UnixIdentity, Volume, Workload
 from telemetry.capacity.studies import create_study
 from telemetry.models import HealthRule
 from tests.portal.charged_january import charge_of, unusual_spend_of
@@ -100,6 +100,14 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("POST", "people/{username}/address/"): ({"email": "new@example.org"}, ACCOUNT),
     ("POST", "people/{username}/remove/"): ({}, ACCOUNT),
     ("POST", "people/{username}/stop-work/"): ({}, ACCOUNT),
+    # The person is the member of the first column.
+    ("GET", "people/{username}/unix-identity/"): ({}, (200, 403, 403, 404, 404, 200, 403, 200)),
+    ("PUT", "people/{username}/unix-identity/"): ({"uid": 4102}, ACCOUNT),
+    ("POST", "people/{username}/unix-identity/remove/"): ({}, ACCOUNT),
+    ("PUT", "teams/{slug}/home-limit/"): (
+        {"home_limit_gib": 5},
+        (403, 403, 403, 404, 404, 200, 403, 403),
+    ),
     ("GET", "identity/"): ({}, (403, 403, 403, 403, 403, 200, 403, 200)),
     # 409 for the operator: nobody could sign in any more.
     ("PUT", "identity/local-sign-in/"): ({"allowed": False}, (403, 403, 403, 403, 403, 409, 403, 403)),
@@ -155,6 +163,7 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("GET", "pools/"): ({}, ALL),
     ("GET", "pools/{slug}/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("PUT", "pools/{slug}/isolation/"): ({"isolation": "none"}, (403, 403, 403, 404, 404, 200, 403, 403)),
+    ("PUT", "pools/{slug}/work/"): ({"perf_events": True}, (403, 403, 403, 404, 404, 200, 403, 403)),
     ("GET", "pools/{slug}/fairness/"): ({}, (200, 200, 200, 404, 404, 200, 200, 200)),
     ("GET", "pools/{slug}/removal/"): ({}, (403, 403, 403, 404, 404, 200, 403, 403)),
     # 409 for the operator: the pool still has a host.
@@ -424,6 +433,9 @@ def named(today_world: World) -> dict[str, str]:
         now=now,
     )
     storage = Storage.objects.create(key="secretstorage", listed_at=now)
+    UnixIdentity.objects.create(
+        person=world.vision.member, uid=4101, gid=4101, name="ada", home="/home/ada", changed_at=now
+    )
     Volume.objects.create(storage=storage, name=world.vision.member.username, measured_at=now)
     Host.objects.filter(name="delta").update(storage=storage)
     token, _ = api_tokens.create_token(actor=world.vision.member, name="secret token", now=now)

@@ -77,8 +77,16 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_a_connection_over_the_limit_is_closed_and_the_others_are_served(
-    transactional_db: None, settings: Any
+    transactional_db: None, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    released: list[str] = []
+    release = ConnectionLimits.release
+
+    def release_and_record(limits: ConnectionLimits, address: str) -> None:
+        release(limits, address)
+        released.append(address)
+
+    monkeypatch.setattr(ConnectionLimits, "release", release_and_record)
     async with edge_with(settings, GPUPOOL_EDGE_CONNECTIONS=3) as (_, port):
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         refused, _writer = await asyncio.open_connection("127.0.0.1", port)
@@ -87,16 +95,11 @@ async def test_a_connection_over_the_limit_is_closed_and_the_others_are_served(
         writer.write(f"GET /nothing HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
         assert (await reader.readline()).startswith(b"HTTP/1.1 404")
         opened[1][1].close()
-
-        async def accepted() -> bool:
-            found, sent = await asyncio.open_connection("127.0.0.1", port)
-            sent.write(f"GET /nothing HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
-            with contextlib.suppress(ConnectionError):
-                return (await found.readline()).startswith(b"HTTP/1.1 404")
-            return False
-
-        while not await accepted():
-            pass
+        await until(lambda: released)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET /nothing HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 404"), "the closed connection makes room"
+        writer.close()
         for _, each in opened:
             each.close()
 

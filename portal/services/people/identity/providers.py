@@ -19,6 +19,7 @@ from portal.sign_in.oidc.client_secrets import encrypt_secret, encrypt_secret_ag
 from portal.sign_in.oidc.discovery import fetch_discovery, fetch_keys, is_safe_url
 from portal.sign_in.oidc.providers import (
     ENVIRONMENT_SLUG,
+    UNIX_CLAIM_COLUMNS,
     ProviderSettings,
     active_providers,
     find_provider,
@@ -36,6 +37,7 @@ AUDITED = (
     "username_claim",
     "active",
     "creates_accounts",
+    *UNIX_CLAIM_COLUMNS,
 )
 CLAIM_PATTERN = re.compile(r"[A-Za-z0-9_.:/-]{1,80}")
 MAX_CERTIFICATE_LENGTH = 100_000
@@ -66,8 +68,12 @@ def create_provider(
     creates_accounts: bool = True,
     why: str = "",
     via: str = "web",
+    **unix_claims: str,
 ) -> IdentityProvider:
-    """Create a provider. An empty slug gets a default. Raises Invalid, OperationRejected, NotAllowed."""
+    """Create a provider. An empty slug gets a default. ``unix_claims`` are values of UNIX_CLAIM_COLUMNS.
+
+    Raises Invalid, OperationRejected, NotAllowed.
+    """
     policy.require(actor, "identity.change")
     checks = InputChecks()
     given = {
@@ -80,6 +86,7 @@ def create_provider(
         "ca_certificates": ca_certificates,
         "active": active,
         "creates_accounts": creates_accounts,
+        **unix_claims,
     }
     values = {
         "encrypted_secret": encrypt_secret(""),  # a client without a secret authenticates by PKCE alone
@@ -285,6 +292,12 @@ def _checked(checks: InputChecks, given: dict[str, Any]) -> dict[str, Any]:
         values["username_claim"] = checks.pattern(
             "username_claim", given["username_claim"], CLAIM_PATTERN, "the name of a claim"
         )
+    for name in UNIX_CLAIM_COLUMNS:
+        if name in given:
+            claim = given[name]
+            values[name] = (
+                checks.pattern(name, claim, CLAIM_PATTERN, "the name of a claim, or nothing") if claim else ""
+            )
     if "scopes" in given:
         values["scopes"] = _checked_scopes(checks, given["scopes"])
     if "ca_certificates" in given:

@@ -15,6 +15,7 @@ from portal.models import Organisation, User
 from portal.services import audit
 from portal.services.people.identity.providers import reject_if_nobody_can_sign_in
 from portal.services.people.identity.rules import apply_rules
+from portal.services.people.identity.unix_identities import take_from_claims
 from portal.sign_in.oidc.providers import ProviderSettings
 from portal.sign_in.oidc.refusals import SignInRefused
 from scheduler.core.rejection import OperationRejected
@@ -44,6 +45,7 @@ def account_of(*, provider: ProviderSettings, account: SocialAccount, now: datet
         user = account.user if account.pk else _new_account(provider, account, now)
         if user.is_active:
             apply_rules(user=user, provider=provider.slug, claims=account.extra_data, now=now)
+            take_from_claims(user=user, provider=provider, claims=account.extra_data, now=now)
     return user
 
 
@@ -66,6 +68,7 @@ def connect_identity(
             after={"provider": provider.slug, "subject": account.uid},
         )
         apply_rules(user=actor, provider=provider.slug, claims=account.extra_data, now=now)
+        take_from_claims(user=actor, provider=provider, claims=account.extra_data, now=now)
 
 
 def disconnect_identity(*, actor: User, account: SocialAccount, now: datetime, via: str = "web") -> None:

@@ -17,7 +17,12 @@ from portal.reads.people.identity import claim_rules
 from portal.services.people.identity import providers as verbs
 from portal.services.people.identity.rules import preview_for_claims
 from portal.services.people.identity.sign_in import local_sign_in_allowed
-from portal.sign_in.oidc.providers import ProviderSettings, all_providers, find_provider
+from portal.sign_in.oidc.providers import (
+    UNIX_CLAIM_COLUMNS,
+    ProviderSettings,
+    all_providers,
+    find_provider,
+)
 from portal.web.page.access import current_user, sign_in_required
 from portal.web.page.service_form import ServiceForm
 from portal.web.people.identity.oidc import TEST_CLAIMS_KEY, callback_url
@@ -32,6 +37,7 @@ PROVIDER_FIELDS = (
     "ca_certificates",
     "active",
     "creates_accounts",
+    *UNIX_CLAIM_COLUMNS,
 )
 
 
@@ -65,6 +71,16 @@ class ProviderForm(ServiceForm):
     creates_accounts = forms.BooleanField(
         required=False, initial=True, label="A new person gets an account at the first sign-in"
     )
+    uid_claim = forms.CharField(
+        max_length=80,
+        required=False,
+        label="Claim with the Unix user number",
+        help_text=people_pages.UID_CLAIM_HELP,
+    )
+    gid_claim = forms.CharField(max_length=80, required=False, label="Claim with the Unix group number")
+    groups_claim = forms.CharField(max_length=80, required=False, label="Claim with further Unix groups")
+    unix_name_claim = forms.CharField(max_length=80, required=False, label="Claim with the Unix name")
+    home_claim = forms.CharField(max_length=80, required=False, label="Claim with the home")
     why = forms.CharField(label=people_pages.REASON_LABEL, required=False, max_length=1000)
 
 
