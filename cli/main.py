@@ -28,7 +28,7 @@ from cli.commands import (
     workloads,
 )
 from cli.commands.money import adjustments, chargeback, cost_centres, exports, prices, statements
-from cli.commands.people import access, accounts, identity
+from cli.commands.people import access, accounts, identity, own_account
 from cli.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, CliError
 from cli.session import cli
 
@@ -59,6 +59,7 @@ COMMAND_MODULES = (
     accounts,
     access,
     identity,
+    own_account,
     account,
 )  # imported because each module adds its commands to ``cli``
 

@@ -36,7 +36,7 @@ from portal.api.money import (
 )
 from portal.api.money import views as money
 from portal.api.people import accounts as people
-from portal.api.people import identity, security_settings, service_accounts
+from portal.api.people import identity, own_account, security_settings, service_accounts
 from portal.api.people import removal as own_removal
 from portal.api.people import views as own
 from portal.api.system import database_maintenance, health, recordings, retention
@@ -55,6 +55,11 @@ urlpatterns = [
     path("identity/rules/<int:id>/remove/", identity.RuleRemoveView.as_view()),
     path("me/identities/", identity.OwnIdentitiesView.as_view()),
     path("me/identities/<int:id>/disconnect/", identity.DisconnectIdentityView.as_view()),
+    path("me/sessions/", own_account.OwnSessionListView.as_view()),
+    path("me/sessions/end/", own_account.EndOwnSessionsView.as_view()),
+    path("me/sessions/<int:id>/end/", own_account.EndOwnSessionView.as_view()),
+    path("me/second-factors/", own_account.OwnSecondFactorsView.as_view()),
+    path("me/sign-ins/", own_account.OwnSignInsView.as_view()),
     path("people/", people.PersonListView.as_view()),
     path("people/<str:username>/", people.PersonView.as_view()),
     path("people/<str:username>/tokens/", people.PersonTokensView.as_view()),

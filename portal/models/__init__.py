@@ -6,7 +6,7 @@ from portal.models.audit_seals import AuditProgress, AuditSeal, SealedAuditEvent
 from portal.models.idempotency import IdempotencyRecord
 from portal.models.identity import BreakGlassLink, ClaimGrant, ClaimRule, IdentityProvider
 from portal.models.notices import NoticeMark, Notification, ToldStart
-from portal.models.sign_ins import SetupCode, TokenAddress
+from portal.models.sign_ins import BrowserSession, SetupCode, TokenAddress
 from portal.models.submissions import SUBMISSION_TRANSITIONS, Approval, Submission, SubmissionState, Template
 from portal.models.workspaces import (
     EntryCode,
@@ -24,6 +24,7 @@ __all__ = [
     "EntryCode",
     "IdempotencyRecord",
     "BreakGlassLink",
+    "BrowserSession",
     "ClaimGrant",
     "ClaimRule",
     "EntryCode",

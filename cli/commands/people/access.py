@@ -187,13 +187,29 @@ def show_security(session: CliSession) -> None:
     type=click.Choice(["default", "refuse", "allow"]),
     help="May people decide their own requests? Default: not where there are two operators.",
 )
-def set_security(session: CliSession, token_days: int | None, own_requests: str | None) -> None:
+@click.option(
+    "--second-factor",
+    type=click.Choice(["nobody", "operators-and-finance", "everybody"]),
+    help="The people who must have a second factor.",
+)
+@click.option("--step-up-minutes", type=int, help="How long a proof of identity allows protected changes.")
+def set_security(
+    session: CliSession,
+    token_days: int | None,
+    own_requests: str | None,
+    second_factor: str | None,
+    step_up_minutes: int | None,
+) -> None:
     """Change the settings of security. For operators."""
     body: dict[str, Any] = {} if token_days is None else {"token_days": token_days}
     if own_requests is not None:
         body["separate_approver"] = {"default": None, "refuse": True, "allow": False}[own_requests]
+    if second_factor is not None:
+        body["second_factor_for"] = second_factor.replace("-", "_")
+    if step_up_minutes is not None:
+        body["step_up_minutes"] = step_up_minutes
     if not body:
-        raise click.UsageError("Give --token-days or --own-requests.")
+        raise click.UsageError("Give --token-days, --own-requests, --second-factor or --step-up-minutes.")
     _print_security(session, session.client.patch("security-settings/", body))
 
 
@@ -206,5 +222,7 @@ def _print_security(session: CliSession, found: dict[str, Any]) -> None:
         [
             ("tokens last", f"at most {found['token_days']} days"),
             ("requests of operators are decided by", f"{decided}{default}"),
+            ("a second factor is required of", found["second_factor_for"].replace("_", " ")),
+            ("a proof of identity lasts", f"{found['step_up_minutes']} minutes"),
         ]
     )

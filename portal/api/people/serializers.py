@@ -14,6 +14,7 @@ from portal.api.base.fields import (
 )
 from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.models import Membership, Notification, TokenScope
+from portal.services.people.security_settings import SECOND_FACTOR_FOR
 from portal.wording import notice_texts
 from scheduler.models import Project, WorkloadKind, WorkloadType
 
@@ -121,11 +122,19 @@ class SecuritySettingsShape(ResponseSerializer):
         help_text="Nobody decides their own request. Null: where there are two operators.",
     )
     separate_approver_in_force = serializers.BooleanField()
+    second_factor_for = serializers.ChoiceField(
+        choices=SECOND_FACTOR_FOR, help_text="People who must have a second factor."
+    )
+    step_up_minutes = serializers.IntegerField(
+        help_text="Minutes for which a proof of identity allows changes that need a fresh one."
+    )
 
 
 class SecuritySettingsWish(StrictSerializer):
     token_days = count_field(1, required=False)
     separate_approver = serializers.BooleanField(allow_null=True, required=False)
+    second_factor_for = serializers.ChoiceField(choices=SECOND_FACTOR_FOR, required=False)
+    step_up_minutes = count_field(1, required=False)
 
 
 class NotificationShape(ResponseSerializer):

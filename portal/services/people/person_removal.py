@@ -14,6 +14,7 @@ from portal.input_checks import InputChecks
 from portal.models import ClaimGrant, Membership, User
 from portal.services import audit
 from portal.services.people import account_security, accounts
+from portal.services.people.step_up import require_fresh_proof
 from portal.services.removal_effect import withdraw_submissions
 from scheduler import services as scheduling
 from scheduler.models import Reservation, Workload
@@ -38,6 +39,7 @@ def remove_person(
     Raises Invalid, NotAllowed. Raises OperationRejected if no operator would remain.
     """
     policy.require(actor, "user.change")
+    require_fresh_proof(actor, "remove_person")
     checks = InputChecks()
     stop_work = checks.flag("stop_work", stop_work)
     why = checks.text("why", why, least=0, most=1000, lines=True)

@@ -1,4 +1,4 @@
-"""Change the settings of security: how long tokens last, and whether people may decide their own requests."""
+"""Change the settings of security: tokens, own requests, second factors and fresh proofs of identity."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from portal import locks, policy
 from portal.input_checks import InputChecks
 from portal.models import Organisation, User
 from portal.services import audit
+from portal.services.people.step_up import require_fresh_proof
 
 MAX_TOKEN_DAYS = 3_650
-AUDITED = ("token_days", "separate_approver")
+MAX_STEP_UP_MINUTES = 720  # the life of a browser session
+SECOND_FACTOR_FOR = ("nobody", "operators_and_finance", "everybody")
+AUDITED = ("token_days", "separate_approver", "second_factor_for", "step_up_minutes")
 
 
 def security_settings() -> Organisation:
@@ -27,13 +30,17 @@ def change_security_settings(
     now: datetime,
     token_days: int | None = None,
     separate_approver: bool | Literal["unchanged"] | None = "unchanged",
+    second_factor_for: str | None = None,
+    step_up_minutes: int | None = None,
     via: str = "web",
 ) -> Organisation:
     """Change the settings that are given. ``separate_approver`` of None means: where there are two operators.
 
-    A shorter life of tokens does not change existing tokens. Raises Invalid, NotAllowed.
+    ``second_factor_for`` names the people who must have a second factor. A proof of identity allows changes
+    that need a fresh one for ``step_up_minutes``. A shorter life of tokens does not change existing tokens. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "security.change")
+    require_fresh_proof(actor, "change_security_settings")
     checks = InputChecks()
     changes: dict[str, Any] = {}
     if token_days is not None:
@@ -41,6 +48,14 @@ def change_security_settings(
     if separate_approver != "unchanged":
         changes["separate_approver"] = (
             None if separate_approver is None else checks.flag("separate_approver", separate_approver)
+        )
+    if second_factor_for is not None:
+        changes["second_factor_for"] = checks.choice(
+            "second_factor_for", second_factor_for, SECOND_FACTOR_FOR
+        )
+    if step_up_minutes is not None:
+        changes["step_up_minutes"] = checks.count(
+            "step_up_minutes", step_up_minutes, 1, MAX_STEP_UP_MINUTES, "minutes"
         )
     checks.done()
     with transaction.atomic():

@@ -3,13 +3,13 @@
 from django.urls import path
 
 from portal.web.people import (
+    account,
     audit,
     first_run,
     notifications,
     organisation_settings,
     people,
     person,
-    preferences,
     removal,
     service_accounts,
     teams,
@@ -29,7 +29,9 @@ urlpatterns = [
     path("tokens/", tokens.tokens, name="tokens"),
     path("service-accounts/", service_accounts.service_accounts, name="service-accounts"),
     path("notifications/", notifications.notifications, name="notifications"),
-    path("preferences/", preferences.preferences, name="preferences"),
+    path("account/", account.account, name="account"),
+    path("account/second-factor/", account.second_factor_page, name="second-factor-required"),
+    path("preferences/", account.to_account, {"section": "profile"}, name="preferences"),
     path("audit/", audit.audit, name="audit"),
     path("ways-to-sign-in/", own_identities.own_identities, name="own-identities"),
     path("settings/sign-in/", providers.sign_in_settings, name="sign-in-settings"),
