@@ -111,9 +111,7 @@ class EndOwnSessionView(ApiView):
 class EndOwnSessionsView(ApiView):
     scope = TokenScope.SUBMIT
 
-    @extend_schema(
-        operation_id="me_sessions_end_all", request=EndSessionsWish, responses=EndedSessionsShape
-    )
+    @extend_schema(operation_id="me_sessions_end_all", request=EndSessionsWish, responses=EndedSessionsShape)
     def post(self, request: Request) -> Response:
         """End your browser sessions, except the one that asks. With ``revoke_tokens``, revoke all tokens."""
         given = self.validated_body(EndSessionsWish)

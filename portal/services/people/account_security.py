@@ -17,7 +17,7 @@ from portal.services import audit
 from portal.services.people.accounts import checked_email
 from portal.services.people.password_links import password_link
 from portal.services.people.sessions import end_sessions_of, revoke_tokens_of
-from portal.services.people.step_up import require_fresh_proof
+from portal.services.step_up import require_fresh_proof
 from portal.wording.problems import administration_problems
 from scheduler import services as scheduling
 from scheduler.core.rejection import OperationRejected
@@ -55,7 +55,7 @@ def revoke_tokens(
     ``tokens`` are ids; None or an empty list means all tokens in force. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "user.change")
-    require_fresh_proof(actor, "revoke_tokens")
+    require_fresh_proof(actor, "revoke_tokens", now)
     checks = InputChecks()
     why = _checked_why(checks, why)
     with transaction.atomic():
@@ -153,7 +153,7 @@ def stop_work(*, actor: User, user: User, now: datetime, why: str = "", via: str
     does no harm. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "user.change")
-    require_fresh_proof(actor, "stop_work")
+    require_fresh_proof(actor, "stop_work", now)
     checks = InputChecks()
     why = _checked_why(checks, why)
     checks.done()
@@ -217,7 +217,7 @@ def _secure(
     ``fields`` are the audited fields of the account. Tokens are revoked if ``revoke`` is true.
     """
     policy.require(actor, "user.change")
-    require_fresh_proof(actor, verb)
+    require_fresh_proof(actor, verb, now)
     checks = InputChecks()
     why = _checked_why(checks, why)
     revoke = checks.flag("revoke_tokens", revoke)

@@ -14,8 +14,8 @@ from portal.input_checks import InputChecks
 from portal.models import ClaimGrant, Membership, User
 from portal.services import audit
 from portal.services.people import account_security, accounts
-from portal.services.people.step_up import require_fresh_proof
 from portal.services.removal_effect import withdraw_submissions
+from portal.services.step_up import require_fresh_proof
 from scheduler import services as scheduling
 from scheduler.models import Reservation, Workload
 from scheduler.state.states import OPEN_RESERVATION_STATES, WorkloadState
@@ -39,7 +39,7 @@ def remove_person(
     Raises Invalid, NotAllowed. Raises OperationRejected if no operator would remain.
     """
     policy.require(actor, "user.change")
-    require_fresh_proof(actor, "remove_person")
+    require_fresh_proof(actor, "remove_person", now)
     checks = InputChecks()
     stop_work = checks.flag("stop_work", stop_work)
     why = checks.text("why", why, least=0, most=1000, lines=True)

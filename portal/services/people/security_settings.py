@@ -11,7 +11,7 @@ from portal import locks, policy
 from portal.input_checks import InputChecks
 from portal.models import Organisation, User
 from portal.services import audit
-from portal.services.people.step_up import require_fresh_proof
+from portal.services.step_up import require_fresh_proof
 
 MAX_TOKEN_DAYS = 3_650
 MAX_STEP_UP_MINUTES = 720  # the life of a browser session
@@ -37,10 +37,11 @@ def change_security_settings(
     """Change the settings that are given. ``separate_approver`` of None means: where there are two operators.
 
     ``second_factor_for`` names the people who must have a second factor. A proof of identity allows changes
-    that need a fresh one for ``step_up_minutes``. A shorter life of tokens does not change existing tokens. Raises Invalid, NotAllowed.
+    that need a fresh one for ``step_up_minutes``. A shorter life of tokens does not change existing tokens.
+    Raises Invalid, NotAllowed.
     """
     policy.require(actor, "security.change")
-    require_fresh_proof(actor, "change_security_settings")
+    require_fresh_proof(actor, "change_security_settings", now)
     checks = InputChecks()
     changes: dict[str, Any] = {}
     if token_days is not None:

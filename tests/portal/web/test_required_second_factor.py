@@ -23,9 +23,7 @@ ENROLMENT = "/account/second-factor/"
 @pytest.fixture
 def required(world: World) -> World:
     """Require a second factor of operators and finance."""
-    change_security_settings(
-        actor=world.operator, second_factor_for="operators_and_finance", now=world.now
-    )
+    change_security_settings(actor=world.operator, second_factor_for="operators_and_finance", now=world.now)
     return world
 
 
@@ -74,7 +72,9 @@ def test_everybody_includes_people_without_a_role(world: World) -> None:
     assert signed_in(world.vision.member).get(reverse("home")).headers["Location"] == ENROLMENT
 
 
-def test_the_only_operator_who_lost_the_second_factor_signs_in_with_a_break_glass_link(required: World) -> None:
+def test_the_only_operator_who_lost_the_second_factor_signs_in_with_a_break_glass_link(
+    required: World,
+) -> None:
     TOTP.activate(required.operator, generate_totp_secret())
     old, out = signed_in(required.operator), StringIO()
     call_command("break_glass", required.operator.username, "--remove-second-factor", stdout=out)

@@ -17,7 +17,7 @@ import portal.services
 from portal.models import AuditEvent, User
 from portal.services.people.api_tokens import create_token
 from portal.services.people.security_settings import change_security_settings
-from portal.services.people.step_up import STEP_UP_VERBS
+from portal.services.step_up import STEP_UP_VERBS
 from scheduler.models import Host
 from tests.world import PASSWORD, World
 
@@ -61,11 +61,11 @@ def changes(world: World) -> dict[str, tuple[User, str, dict[str, object]]]:
     """Return for each verb the person, the address in the API, and the body."""
     person, host = world.vision.member.username, next(iter(world.hosts.values())).name
     operator, finance, api = world.operator, world.finance, "/api/v1/"
-    price = {"model": "H100", "price": "2.00", "valid_from": "2027-01-01T00:00:00Z"}
+    price = {"model": "H100", "cost": "1.00", "price": "2.00", "valid_from": "2027-01-01T00:00:00Z"}
     return {
         "close_month": (finance, f"{api}statements/2026-02/close/", {}),
         "revoke_host": (operator, f"{api}hosts/{host}/revoke/", {}),
-        "set_price": (finance, f"{api}rate-card/", price),
+        "set_price": (finance, f"{api}prices/", price),
         "end_sessions": (operator, f"{api}people/{person}/end-sessions/", {}),
         "revoke_tokens": (operator, f"{api}people/{person}/revoke-tokens/", {}),
         "reset_password": (operator, f"{api}people/{person}/reset-password/", {}),

@@ -22,8 +22,9 @@ from portal.wording.pages.identity_pages import BREAK_GLASS_MINUTES
 def new_break_glass_link(user: User, now: datetime, *, remove_second_factor: bool = False) -> str:
     """Return a link with which this operator signs in once, and write the audit record.
 
-    ``remove_second_factor`` is for an operator who lost the second factor and the recovery codes. All sessions
-    of the operator end then. The caller is a person with a shell on the server. A new link ends the earlier ones.
+    ``remove_second_factor`` is for an operator who lost the second factor and the recovery codes. It also
+    ends the operator's sessions. The caller is a person with a shell on the server. A new link ends the
+    earlier ones.
     """
     code = secrets.token_urlsafe(32)
     expires_at = now + timedelta(minutes=BREAK_GLASS_MINUTES)

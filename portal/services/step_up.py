@@ -5,13 +5,13 @@ The rule is here only. A service calls ``require_fresh_proof`` with its verb aft
 
 from __future__ import annotations
 
-import time
+from datetime import datetime
 
 from portal.errors import FreshProofRequired
 from portal.models import Organisation, User
 from portal.sign_in.proof import browser_request, last_proof
 
-# The verbs that need a fresh proof; ``create_user`` only if the account gets a role. docs/identity.md lists them.
+# docs/accounts.md lists these verbs. ``create_user`` needs the proof only if the account gets a role.
 STEP_UP_VERBS = frozenset(
     {
         "close_month",
@@ -34,7 +34,7 @@ STEP_UP_VERBS = frozenset(
 )
 
 
-def require_fresh_proof(actor: User, verb: str) -> None:
+def require_fresh_proof(actor: User, verb: str, now: datetime) -> None:
     """Raise FreshProofRequired if the browser session of the actor has no fresh proof of identity.
 
     A request with an API token is not asked: its scopes limit it, and nobody is there to answer.
@@ -46,5 +46,5 @@ def require_fresh_proof(actor: User, verb: str) -> None:
         return
     minutes = (Organisation.objects.first() or Organisation()).step_up_minutes
     proof = last_proof(request, actor)
-    if proof is None or time.time() - proof > minutes * 60:
+    if proof is None or now.timestamp() - proof > minutes * 60:
         raise FreshProofRequired(minutes)
