@@ -119,6 +119,8 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         provider, is led to the second factors.
         """
         methods: list[dict[str, Any]] = super().get_reauthentication_methods(user)
+        for method in methods:
+            method["description"] = account_texts.PROOFS.get(method["id"], method["description"])
         strong = [each for each in methods if each["id"].startswith("mfa_reauthenticate")]
         if methods or not user.is_authenticated:
             return strong or methods

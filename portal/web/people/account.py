@@ -103,6 +103,7 @@ def second_factor_page(request: HttpRequest) -> HttpResponse:
     return render(request, "organisation/own_account/second_factor_required.html", context)
 
 
+@sign_in_required
 def to_account(request: HttpRequest, section: str) -> HttpResponse:
     """Redirect an address of an earlier page to its section of the account page."""
     return redirect(f"{reverse('account')}#{section}")

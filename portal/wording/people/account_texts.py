@@ -141,3 +141,10 @@ def account_sentence(factors: Iterable[Any], tokens: Iterable[Any], now: datetim
     if ending:
         notes.append(f"{with_count(len(ending), 'token')} ending within two weeks: {', '.join(ending[:5])}")
     return "; ".join(notes) + "." if notes else "Nothing needs your attention."
+
+# Labels of the pages that prove the identity, by the id of django-allauth.
+PROOFS = {
+    "reauthenticate": "Use the password",
+    "mfa_reauthenticate": "Use a code",
+    "mfa_reauthenticate:webauthn": "Use a passkey",
+}
