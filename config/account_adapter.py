@@ -26,6 +26,7 @@ from portal.sign_in.attempts import account_counter, accounts_of_login, counters
 from portal.sign_in.client import client_address, client_of
 from portal.sign_in.device_cookie import remember_device
 from portal.sign_in.own_session import keep_own_session
+from portal.sign_in.proof import has_authenticator_app
 from portal.wording.pages import identity_pages, people_pages
 from portal.wording.people import account_texts
 
@@ -122,6 +123,8 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         for method in methods:
             method["description"] = account_texts.PROOFS.get(method["id"], method["description"])
         strong = [each for each in methods if each["id"].startswith("mfa_reauthenticate")]
+        if not has_authenticator_app(user):
+            strong.reverse()  # the passkey comes before the recovery codes
         if methods or not user.is_authenticated:
             return strong or methods
         return [

@@ -195,7 +195,7 @@ MFA_FORMS = {
 }
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_PASSKEY_LOGIN_ENABLED = True
-MFA_ADAPTER = "config.second_factor_adapter.SecondFactorAdapter"
+MFA_ADAPTER = "portal.sign_in.second_factor_adapter.SecondFactorAdapter"
 # Browsers offer passkeys on http://localhost, and otherwise only over HTTPS. The server checks the same.
 MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN = GPUPOOL_PORTAL_URL.startswith("http://localhost:")
 

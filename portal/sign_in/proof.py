@@ -5,6 +5,7 @@ from __future__ import annotations
 from allauth.account.internal.flows.login import get_authentication_records
 from allauth.core import context
 from allauth.mfa.models import Authenticator
+from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest
 
 from portal.models import ApiToken, User
@@ -17,6 +18,11 @@ SECOND_FACTOR_METHOD = "mfa"
 def has_second_factor(user: User) -> bool:
     """Return True if the person has an authenticator app or a passkey."""
     return Authenticator.objects.filter(user=user, type__in=SECOND_FACTOR_KINDS).exists()
+
+
+def has_authenticator_app(user: User | AnonymousUser) -> bool:
+    """Return True if the person has an authenticator app."""
+    return Authenticator.objects.filter(user_id=user.pk, type=Authenticator.Type.TOTP).exists()
 
 
 def browser_request(user: User) -> HttpRequest | None:

@@ -67,6 +67,13 @@ class ChangeOwnPasswordForm(OwnAccountEffect, ChangePasswordForm):  # type: igno
 
     revoke_tokens = forms.BooleanField(required=False, label=people_pages.REVOKE_OWN_TOKENS)
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, label in people_pages.PASSWORD_LABELS.items():
+            self.fields[name].label = label
+            self.fields[name].widget.attrs.pop("placeholder", None)  # the placeholder repeats the label
+        self.fields["password1"].help_text = people_pages.PASSWORD_HELP
+
 
 class SetPasswordByLinkForm(ResetPasswordKeyForm):  # type: ignore[misc]
     """A form for a password that is set with a one-time link. It offers to revoke the API tokens, too."""

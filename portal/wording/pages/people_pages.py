@@ -15,6 +15,12 @@ SETUP_NOTEBOOK = "JupyterLab on a GPU of the pool, in two clicks."
 PERSON_CREATED = "The account {name} is created. Give the link to the person, and add them to a team."
 SIGN_IN_FAILED = "Nobody has this user name or e-mail address with this password."
 TOO_MANY_CODES = "Too many wrong codes. Try again in {seconds} seconds."
+PASSWORD_LABELS = {
+    "oldpassword": "Current password",
+    "password1": "New password",
+    "password2": "New password, again",
+}
+PASSWORD_HELP = "At least 12 characters, not only digits, not a common password, and unlike your name."
 CODE_WRONG = "The code or the passkey is wrong, or it was used before."
 PASSKEY_NAME = "passkey {number}"
 PASSKEY_NAME_LABEL = "Name of the passkey"

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 from allauth.mfa.models import Authenticator
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from pytest_django.fixtures import SettingsWrapper
 from pytest_django.plugin import DjangoDbBlocker
 
 from portal.models import AuditEvent, User
@@ -42,7 +41,7 @@ def chromium(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Itera
 
 
 @pytest.fixture
-def portal(live_server: Any, settings: SettingsWrapper) -> str:
+def portal(live_server: Any, settings: Any) -> str:
     """Return the URL of the portal. A passkey needs a host name, so the URL has localhost."""
     url = f"http://localhost:{urlsplit(live_server.url).port}"
     settings.GPUPOOL_PORTAL_URL = url
