@@ -43,8 +43,10 @@ def list_sessions(session: CliSession) -> None:
 @click.argument("session_id", type=int)
 def end_session(session: CliSession, session_id: int) -> None:
     """End one browser session, with its notebooks and live pages."""
-    session.client.post(f"me/sessions/{session_id}/end/")
-    output.print_json({}) if session.json else output.print_line("The session has ended.")
+    ended = session.client.post(f"me/sessions/{session_id}/end/")
+    if session.json:
+        return output.print_json(ended)
+    return output.print_line(f"The session of {ended['device']} at {ended['address']} has ended.")
 
 
 @command(own_account, "end-sessions")

@@ -99,13 +99,14 @@ class OwnSessionListView(ApiView):
 class EndOwnSessionView(ApiView):
     scope = TokenScope.SUBMIT
 
-    @extend_schema(operation_id="me_sessions_end", request=EmptyBody, responses={204: None})
+    @extend_schema(operation_id="me_sessions_end", request=EmptyBody, responses=BrowserSessionShape)
     def post(self, request: Request, id: int) -> Response:
         """End one of your browser sessions, with its notebooks and live pages. Running work goes on."""
         row = get_visible_or_404(own_sessions(self.actor, self.now), pk=min(id, MAX_INT))
         self.validated_body(EmptyBody)
+        ended = BrowserSessionShape(row).data
         browser_sessions.end_own_session(**self.service_context, session=row)
-        return Response(status=204)
+        return Response(ended)
 
 
 class EndOwnSessionsView(ApiView):

@@ -142,6 +142,7 @@ def account_sentence(factors: Iterable[Any], tokens: Iterable[Any], now: datetim
         notes.append(f"{with_count(len(ending), 'token')} ending within two weeks: {', '.join(ending[:5])}")
     return "; ".join(notes) + "." if notes else "Nothing needs your attention."
 
+
 # Labels of the pages that prove the identity, by the id of django-allauth.
 PROOFS = {
     "reauthenticate": "Use the password",
