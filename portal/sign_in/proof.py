@@ -17,12 +17,12 @@ SECOND_FACTOR_METHOD = "mfa"
 
 def has_second_factor(user: User) -> bool:
     """Return True if the person has an authenticator app or a passkey."""
-    return Authenticator.objects.filter(user=user, type__in=SECOND_FACTOR_KINDS).exists()
+    return bool(Authenticator.objects.filter(user=user, type__in=SECOND_FACTOR_KINDS).exists())
 
 
 def has_authenticator_app(user: User | AnonymousUser) -> bool:
     """Return True if the person has an authenticator app."""
-    return Authenticator.objects.filter(user_id=user.pk, type=Authenticator.Type.TOTP).exists()
+    return bool(Authenticator.objects.filter(user_id=user.pk, type=Authenticator.Type.TOTP).exists())
 
 
 def browser_request(user: User) -> HttpRequest | None:
