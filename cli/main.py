@@ -28,7 +28,7 @@ from cli.commands import (
     workloads,
 )
 from cli.commands.money import adjustments, chargeback, cost_centres, exports, prices, statements
-from cli.commands.people import access, accounts, channels, identity, unix
+from cli.commands.people import access, accounts, channels, identity, own_account, unix
 from cli.errors import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, CliError
 from cli.session import cli
 
@@ -61,6 +61,7 @@ COMMAND_MODULES = (
     access,
     channels,
     identity,
+    own_account,
     account,
 )  # imported because each module adds its commands to ``cli``
 

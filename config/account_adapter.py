@@ -12,6 +12,7 @@ from django.conf import settings
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import User
@@ -19,11 +20,13 @@ from portal.redis_state.access_revocation import publish_session_ended
 from portal.redis_state.sign_in_attempts import CountedAttempt, count_attempt, forget_attempt
 from portal.services.people import accounts, password_links, sign_ins
 from portal.services.people.account_effects import tokens_in_force
+from portal.services.people.browser_sessions import list_session
 from portal.services.people.identity.sign_in import local_sign_in_allowed
 from portal.sign_in.attempts import account_counter, accounts_of_login, counters_of_attempt
 from portal.sign_in.client import client_address, client_of
 from portal.sign_in.device_cookie import remember_device
 from portal.sign_in.own_session import keep_own_session
+from portal.sign_in.proof import has_authenticator_app
 from portal.wording.pages import identity_pages, people_pages
 from portal.wording.people import account_texts
 
@@ -32,6 +35,8 @@ SECOND_FACTOR_CHANGES: dict[str, accounts.SecondFactorChange] = {
     "mfa/email/totp_activated": "turn_on_second_factor",
     "mfa/email/totp_deactivated": "turn_off_second_factor",
     "mfa/email/recovery_codes_generated": "make_recovery_codes",
+    "mfa/email/webauthn_added": "add_passkey",
+    "mfa/email/webauthn_removed": "remove_passkey",
 }
 PASSWORD_METHOD = "password"
 
@@ -42,7 +47,6 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
     error_messages = DefaultAccountAdapter.error_messages | {
         "username_password_mismatch": people_pages.SIGN_IN_FAILED,
         "email_password_mismatch": people_pages.SIGN_IN_FAILED,
-        "too_many_login_attempts": people_pages.TOO_MANY_CODES,
     }
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
@@ -102,10 +106,34 @@ class LocalAccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         """Record the sign-in, and remember that the person has signed in with this browser."""
         steps = get_authentication_records(request, user)
         method = ", ".join(dict.fromkeys(_step_name(step) for step in steps))
-        sign_ins.record_sign_in(user=user, client=client_of(request), method=method, now=timezone.now())
+        now, client = timezone.now(), client_of(request)
+        sign_ins.record_sign_in(user=user, client=client, method=method, now=now)
+        list_session(request=request, user=user, client=client, method=method, now=now)
         response: HttpResponse = super().post_login(request, user, **kwargs)
         remember_device(request, response, user)
         return response
+
+    def get_reauthentication_methods(self, user: User) -> list[dict[str, Any]]:
+        """Return the pages on which the person proves the identity, the usual one first.
+
+        With a second factor, the password alone is no proof. A person with neither, who signs in with a
+        provider, is led to the second factors.
+        """
+        methods: list[dict[str, Any]] = super().get_reauthentication_methods(user)
+        for method in methods:
+            method["description"] = account_texts.PROOFS.get(method["id"], method["description"])
+        strong = [each for each in methods if each["id"].startswith("mfa_reauthenticate")]
+        if not has_authenticator_app(user):
+            strong.reverse()  # the passkey comes before the recovery codes
+        if methods or not user.is_authenticated:
+            return strong or methods
+        return [
+            {
+                "id": "second_factor",
+                "description": account_texts.SET_UP_SECOND_FACTOR,
+                "url": reverse("second-factor-required"),
+            }
+        ]
 
     def logout(self, request: HttpRequest) -> None:
         """End the portal session and close the notebooks and live pages that were opened from it."""

@@ -95,6 +95,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "portal.web.page.second_factor_gate.second_factor_gate",
     "portal.web.page.middleware.viewer_settings_middleware",
 ]
 
@@ -185,17 +186,23 @@ ACCOUNT_EMAIL_VERIFICATION = "none"
 ACCOUNT_SESSION_REMEMBER = False
 ACCOUNT_LOGOUT_ON_GET = False
 ACCOUNT_PREVENT_ENUMERATION = True
-# portal/redis_state/sign_in_attempts.py limits passwords. These limits are about codes of second factors, and
-# apply to people whose password was right.
-ACCOUNT_RATE_LIMITS = {"login": "", "login_failed": "5/5m/key"}
+# portal/redis_state/sign_in_attempts.py limits passwords and codes of second factors.
+ACCOUNT_RATE_LIMITS = {"login": "", "login_failed": ""}
 PASSWORD_RESET_TIMEOUT = LINK_DAYS * 24 * 3600  # seconds; the lifetime of one-time links for passwords
 MFA_FORMS = {
     "authenticate": "portal.web.people.sign_in_form.SecondFactorForm",
+    "reauthenticate": "portal.web.people.sign_in_form.ConfirmSecondFactorForm",
+    "add_webauthn": "portal.web.people.sign_in_form.NewPasskeyForm",
+    "login_webauthn": "portal.web.people.sign_in_form.PasskeySignInForm",
     "activate_totp": "portal.web.people.sign_in_form.TurnOnSecondFactorForm",
     "deactivate_totp": "portal.web.people.sign_in_form.TurnOffSecondFactorForm",
     "generate_recovery_codes": "portal.web.people.sign_in_form.NewRecoveryCodesForm",
 }
-MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
+MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
+MFA_PASSKEY_LOGIN_ENABLED = True
+MFA_ADAPTER = "portal.sign_in.second_factor_adapter.SecondFactorAdapter"
+# Browsers offer passkeys on http://localhost, and otherwise only over HTTPS. The server checks the same.
+MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN = GPUPOOL_PORTAL_URL.startswith("http://localhost:")
 
 # --- API ----------------------------------------------------------------------------------------------------
 REST_FRAMEWORK = {

@@ -10,6 +10,7 @@ from config.http.docs_access import for_docs_readers
 from config.http.probes import healthz, readyz
 from config.http.security_contact import security_txt
 from portal.api.fleet.metrics import MetricsView
+from portal.web.people.account import to_account
 from portal.web.people.identity.break_glass import break_glass
 from portal.web.people.identity.oidc import provider_callback, sign_in_with_provider
 
@@ -31,6 +32,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
         "accounts/oidc/<str:provider_id>/login/callback/", provider_callback, name="openid_connect_callback"
     ),
     path("accounts/break-glass/<str:code>/", break_glass, name="break-glass"),
+    # The account page lists second factors.
+    path("accounts/2fa/", to_account, {"section": "second-factor"}),
+    path("accounts/2fa/webauthn/", to_account, {"section": "second-factor"}),
     path("accounts/", include("allauth.urls")),
     path("api/schema/", for_docs_readers(SpectacularAPIView.as_view()), name="schema"),
     path(

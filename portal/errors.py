@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from allauth.core.exceptions import ReauthenticationRequired
+
 from portal.wording.problems import input_problems, permission_problems
 from scheduler.core.rejection import OperationRejected
 
@@ -47,6 +49,20 @@ class NotAllowed(ServiceError):
     """
 
     status = 403
+
+
+class FreshProofRequired(ReauthenticationRequired):  # type: ignore[misc]
+    """The change needs a proof of identity from the last ``minutes`` minutes.
+
+    A page then asks for the proof and carries out the posted form afterwards: allauth's middleware handles
+    this exception. The API answers with status 403 and the code ``fresh_proof_required``.
+    """
+
+    code = "fresh_proof_required"
+
+    def __init__(self, minutes: int) -> None:
+        super().__init__(permission_problems.FRESH_PROOF_REQUIRED.format(minutes=minutes))
+        self.minutes = minutes
 
 
 class PlannerBudgetExceeded(ServiceError):

@@ -14,6 +14,11 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from allauth.account.internal.flows.login import get_authentication_records, record_authentication
+from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.signals import user_logged_in
+from django.dispatch import receiver
+from django.http import HttpRequest
 from django.test import TransactionTestCase
 from pytest_django.plugin import DjangoDbBlocker
 
@@ -38,6 +43,16 @@ def calendar_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the billing calendar once in each test, and keep none from the test before."""
     monkeypatch.setattr("telemetry.money.billing_months._cached", None)
     monkeypatch.setattr("telemetry.money.billing_months.CACHE_SECONDS", float("inf"))
+
+
+@receiver(user_logged_in)
+def record_forced_sign_in(request: HttpRequest, user: AbstractBaseUser, **details: object) -> None:
+    """Record a password for ``Client.force_login``, which signs in without one.
+
+    So such a session may make changes that need a fresh proof of identity, like any new session.
+    """
+    if not get_authentication_records(request, user):
+        record_authentication(request, user, "password")
 
 
 NEEDS = {

@@ -11,7 +11,7 @@ KEEP_WORK = "UPDATE portal_user SET leaver_work = 'hand_over' WHERE NOT is_activ
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("portal", "0020_identity_providers"),
+        ("portal", "0023_second_factor_rules_and_browser_sessions"),
         ("scheduler", "0034_isolation_of_new_pools"),
     ]
 

@@ -13,7 +13,7 @@ from portal.models.notice_channels import (
     NoticeMessageItem,
 )
 from portal.models.notices import NoticeMark, Notification, ToldStart
-from portal.models.sign_ins import SetupCode, TokenAddress
+from portal.models.sign_ins import BrowserSession, SetupCode, TokenAddress
 from portal.models.submissions import SUBMISSION_TRANSITIONS, Approval, Submission, SubmissionState, Template
 from portal.models.workspaces import (
     EntryCode,
@@ -30,6 +30,7 @@ __all__ = [
     "AuditSeal",
     "IdempotencyRecord",
     "BreakGlassLink",
+    "BrowserSession",
     "ClaimGrant",
     "ClaimRule",
     "EntryCode",

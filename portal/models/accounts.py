@@ -53,6 +53,19 @@ class Organisation(models.Model):
         default=LeaverWork.STOP,
         help_text="what happens to the work of people whose accounts are closed",
     )
+    second_factor_for = models.CharField(
+        max_length=24,
+        default="nobody",
+        choices=[
+            ("nobody", "nobody"),
+            ("operators_and_finance", "operators and finance"),
+            ("everybody", "everybody"),
+        ],
+        help_text="people who must have a second factor",
+    )
+    step_up_minutes = models.PositiveSmallIntegerField(
+        default=10, help_text="minutes for which a proof of identity allows changes that need a fresh one"
+    )
     simulated_history_until = models.DateTimeField(null=True, blank=True)
     history_progress = models.JSONField(
         null=True, blank=True, help_text="progress of loading the simulated history: done, total, text"

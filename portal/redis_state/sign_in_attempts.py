@@ -8,6 +8,7 @@ An attempt is counted before the password is checked, so that many attempts at o
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ class CounterLimits:
 ACCOUNT_LIMITS = CounterLimits(free_attempts=5, first_delay=10, longest_delay=3600, forgotten_after=24 * 3600)
 # All attempts from one address, to any account. Many people may share an address.
 ADDRESS_LIMITS = CounterLimits(free_attempts=50, first_delay=10, longest_delay=600, forgotten_after=3600)
+
+
+USED_CODE_SECONDS = 300  # codes of authenticator apps are valid for 30 seconds
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,22 @@ def forget_attempt(counters: Sequence[AttemptCounter]) -> None:
             pipe.execute()
     except redis.RedisError as error:
         log.warning("a sign-in could not be taken off the count of attempts: %s", error)
+
+
+def use_code_once(user_id: int, code: str) -> bool:
+    """Return True if this code of a second factor was not used in the last minutes, and mark it as used.
+
+    Two requests with one code may be checked at the same time. Only the first gets True. Without Redis the
+    result is False: a code that may have been seen by others must not work twice.
+    """
+    plain = "".join(letter for letter in code if letter.isalnum()).lower()
+    digest = hashlib.sha256(f"{user_id}:{plain}".encode("utf-8", "surrogatepass")).hexdigest()
+    key = f"{nudge.SITE}:sign-in:used-code:{digest}"
+    try:
+        return bool(nudge.redis_connection().set(key, 1, nx=True, ex=USED_CODE_SECONDS))
+    except redis.RedisError as error:
+        log.warning("a code of a second factor cannot be marked as used: %s", error)
+        return False
 
 
 @functools.cache

@@ -48,6 +48,14 @@ def account_counter(user_id: int, network: str, device: str = "") -> AttemptCoun
     return AttemptCounter(f"account:{user_id}:{source}", ACCOUNT_LIMITS)
 
 
+def second_factor_counter(user_id: int) -> AttemptCounter:
+    """Return the counter of codes of second factors of one account, from all addresses.
+
+    Only people who know the password, or have a session, can try codes. So strangers cannot lock anybody out.
+    """
+    return AttemptCounter(f"second-factor:{user_id}", ACCOUNT_LIMITS)
+
+
 def refused_identities(network: str) -> AttemptCounter:
     """Return the counter of refused answers of identity providers that came from one address."""
     return AttemptCounter(f"identity:{network}", ADDRESS_LIMITS, cleared_on_success=False)

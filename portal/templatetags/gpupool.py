@@ -7,6 +7,7 @@ do not query the database and do not round money. They show None as "unknown", n
 from django import template
 
 from portal.web.components import drawings, elements, quantities, state_display, times
+from portal.wording.people.device_texts import device_name
 
 register = template.Library()
 
@@ -18,6 +19,7 @@ register.filter(quantities.percent)
 register.filter(quantities.grouped)
 register.filter(quantities.data_size)
 register.filter(quantities.gpu_model)
+register.filter(device_name)
 register.simple_tag(quantities.gpus)
 register.simple_tag(times.when)
 register.simple_tag(times.window)

@@ -193,8 +193,19 @@ def show_security(session: CliSession) -> None:
     help="May people decide their own requests? Default: not if two people have the role that decides.",
 )
 @click.option("--leaver-work", type=click.Choice(LEAVER_WORK), help="What happens to work of leavers.")
+@click.option(
+    "--second-factor",
+    type=click.Choice(["nobody", "operators-and-finance", "everybody"]),
+    help="The people who must have a second factor.",
+)
+@click.option("--step-up-minutes", type=int, help="How long a proof of identity allows protected changes.")
 def set_security(
-    session: CliSession, token_days: int | None, own_requests: str | None, leaver_work: str | None
+    session: CliSession,
+    token_days: int | None,
+    own_requests: str | None,
+    leaver_work: str | None,
+    second_factor: str | None,
+    step_up_minutes: int | None,
 ) -> None:
     """Change the settings of security. For operators."""
     body: dict[str, Any] = {} if token_days is None else {"token_days": token_days}
@@ -202,8 +213,14 @@ def set_security(
         body["separate_approver"] = {"default": None, "refuse": True, "allow": False}[own_requests]
     if leaver_work is not None:
         body["leaver_work"] = leaver_work.replace("-", "_")
+    if second_factor is not None:
+        body["second_factor_for"] = second_factor.replace("-", "_")
+    if step_up_minutes is not None:
+        body["step_up_minutes"] = step_up_minutes
     if not body:
-        raise click.UsageError("Give --token-days, --own-requests or --leaver-work.")
+        raise click.UsageError(
+            "Give --token-days, --own-requests, --leaver-work, --second-factor or --step-up-minutes."
+        )
     _print_security(session, session.client.patch("security-settings/", body))
 
 
@@ -217,5 +234,7 @@ def _print_security(session: CliSession, found: dict[str, Any]) -> None:
             ("tokens last", f"at most {found['token_days']} days"),
             ("requests of operators are decided by", f"{decided}{default}"),
             ("work of closed accounts", LEAVER_WORK.get(found.get("leaver_work", "").replace("_", "-"))),
+            ("a second factor is required of", found["second_factor_for"].replace("_", " ")),
+            ("a proof of identity lasts", f"{found['step_up_minutes']} minutes"),
         ]
     )

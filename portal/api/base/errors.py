@@ -14,7 +14,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from portal.api.base.fields import JsonObject, public_numbers
-from portal.errors import Invalid, ObjectNotFound, PlannerBudgetExceeded, ServiceError
+from portal.errors import FreshProofRequired, Invalid, ObjectNotFound, PlannerBudgetExceeded, ServiceError
 from portal.input_checks import display_value
 from portal.wording.pages import api_answers
 from portal.wording.refusal_texts import refusal_sentence
@@ -66,6 +66,9 @@ def api_exception_handler(problem: Exception, context: Mapping[str, Any]) -> Res
     if isinstance(problem, ServiceError):
         again = {"Retry-After": str(problem.wait)} if isinstance(problem, PlannerBudgetExceeded) else None
         return Response(_service_error_body(problem), status=problem.status, headers=again)
+    if isinstance(problem, FreshProofRequired):
+        body = {"errors": [error_entry(str(problem))], "code": problem.code}
+        return Response(body | {"numbers": {"minutes": problem.minutes}}, status=status.HTTP_403_FORBIDDEN)
     if isinstance(problem, OperationRejected):
         return Response(_rejection_body(problem), status=status.HTTP_409_CONFLICT)
     if isinstance(problem, Http404):

@@ -18,7 +18,7 @@ class SecuritySettingsView(ApiView):
 
     @extend_schema(operation_id="security_settings_read", responses=shapes.SecuritySettingsShape)
     def get(self, request: Request) -> Response:
-        """Return the life of tokens, who decides own requests, and what happens to work of leavers."""
+        """Return the rules for tokens, own requests, second factors, fresh proofs and work of leavers."""
         return self._settings(security_settings())
 
     @extend_schema(
@@ -36,6 +36,8 @@ class SecuritySettingsView(ApiView):
             {
                 "token_days": row.token_days,
                 "separate_approver": row.separate_approver,
+                "second_factor_for": row.second_factor_for,
+                "step_up_minutes": row.step_up_minutes,
                 "separate_approver_in_force": policy.operators_need_separate_approver(),
                 "leaver_work": row.leaver_work,
             },

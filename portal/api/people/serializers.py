@@ -14,6 +14,7 @@ from portal.api.base.fields import (
 )
 from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.models import LeaverWork, Membership, Notification, TokenScope
+from portal.services.people.security_settings import SECOND_FACTOR_FOR
 from portal.wording import notice_texts
 from scheduler.models import Project, WorkloadKind, WorkloadType
 
@@ -127,6 +128,12 @@ class SecuritySettingsShape(ResponseSerializer):
     leaver_work = serializers.ChoiceField(
         choices=LeaverWork.choices, help_text="What happens to the work of people whose accounts are closed."
     )
+    second_factor_for = serializers.ChoiceField(
+        choices=SECOND_FACTOR_FOR, help_text="People who must have a second factor."
+    )
+    step_up_minutes = serializers.IntegerField(
+        help_text="Minutes for which a proof of identity allows changes that need a fresh one."
+    )
 
 
 class SecuritySettingsWish(StrictSerializer):
@@ -137,6 +144,8 @@ class SecuritySettingsWish(StrictSerializer):
         required=False,
         help_text="What happens to the work of people whose accounts are closed.",
     )
+    second_factor_for = serializers.ChoiceField(choices=SECOND_FACTOR_FOR, required=False)
+    step_up_minutes = count_field(1, required=False)
 
 
 class NotificationShape(ResponseSerializer):

@@ -18,6 +18,11 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the user name."""
         parser.add_argument("name", help="the user name of an operator")
+        parser.add_argument(
+            "--remove-second-factor",
+            action="store_true",
+            help="also remove the second factor, which the operator lost, and end all sessions",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print the link. The audit log has its creation and its use."""
@@ -26,4 +31,5 @@ class Command(BaseCommand):
         if user is None or not is_operator(user):
             allowed = ", ".join(operator_names()) or "nothing, because there is no operator"
             raise CommandError(BREAK_GLASS_REFUSED.format(name=ascii(name), allowed=allowed))
-        self.stdout.write(new_break_glass_link(user, timezone.now()))
+        removed = options["remove_second_factor"]
+        self.stdout.write(new_break_glass_link(user, timezone.now(), remove_second_factor=removed))

@@ -14,6 +14,7 @@ from portal import policy
 from portal.input_checks import HOST_NAME_PATTERN, InputChecks, checked_reason, display_value
 from portal.models import User
 from portal.services import audit
+from portal.services.step_up import require_fresh_proof
 from portal.wording import host_texts
 from portal.wording.problems import administration_problems
 from scheduler import services as scheduling
@@ -105,6 +106,7 @@ def revoke_host(*, actor: User, host: Host, now: datetime, why: str = "", via: s
     Raises Invalid, NotAllowed.
     """
     policy.require(actor, "host.change")
+    require_fresh_proof(actor, "revoke_host", now)
     why = checked_reason(why)
     with transaction.atomic():
         scheduling.revoke_credential(host, now=now)

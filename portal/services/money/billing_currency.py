@@ -11,6 +11,7 @@ from portal import policy
 from portal.input_checks import FIRST_YEAR, InputChecks
 from portal.models import User
 from portal.services import audit
+from portal.services.step_up import require_fresh_proof
 from portal.wording.formatting import local_time_text
 from portal.wording.problems import administration_problems
 from scheduler.models import Gpu
@@ -49,6 +50,7 @@ def change_currency(
     price in the new currency, in force from the start of ``first_month``. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "price.change")
+    require_fresh_proof(actor, "change_currency", now)
     checks = InputChecks()
     currency = checked_currency(checks, currency)
     month = checks.month("first_month", first_month)

@@ -14,6 +14,7 @@ from portal.reads.money.charged_months import first_charged_month
 from portal.reads.money.unmapped import unmapped_in_month
 from portal.services import audit
 from portal.services.money.billing_settings import billing_organisation, statement_terms
+from portal.services.step_up import require_fresh_proof
 from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
 from telemetry.exports.focus.rehearsal import check_rehearsed_files
@@ -47,6 +48,7 @@ def close_month(
     """
     two_people = billing_organisation().two_step_close
     policy.require(actor, "statement.confirm" if two_people else "statement.close")
+    require_fresh_proof(actor, "close_month", now)
     checks = InputChecks()
     month = _ended_month(checks, month, now)
     why = checks.text("why", why, least=0, most=1000, lines=True)
@@ -100,6 +102,7 @@ def propose_close(
     the settings let one person close months, if the month is closed, or if a check fails.
     """
     policy.require(actor, "statement.close")
+    require_fresh_proof(actor, "propose_close", now)
     checks = InputChecks()
     month = _ended_month(checks, month, now)
     why = checks.text("why", why, least=0, most=1000, lines=True)

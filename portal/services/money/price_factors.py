@@ -14,6 +14,7 @@ from portal.input_checks import InputChecks
 from portal.models import User
 from portal.services import audit
 from portal.services.money.start_dates import check_start_date
+from portal.services.step_up import require_fresh_proof
 from portal.wording.problems import administration_problems
 from scheduler.core.model.snapshot import PoolKind
 from scheduler.core.rejection import OperationRejected
@@ -45,6 +46,7 @@ def set_price_factor(
     the type has a factor with the same ``valid_from``.
     """
     policy.require(actor, "price.change")
+    require_fresh_proof(actor, "set_price_factor", now)
     checks = InputChecks()
     if bool(priority) == bool(workload_type):
         checks.note("priority", priority, administration_problems.FACTOR_KIND)

@@ -18,6 +18,7 @@ from portal.models import User
 from portal.services import audit
 from portal.services.money.billing_currency import checked_currency
 from portal.services.money.start_dates import check_start_date
+from portal.services.step_up import require_fresh_proof
 from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Gpu, Pool
@@ -51,6 +52,7 @@ def set_price(
     currency.
     """
     policy.require(actor, "price.change")
+    require_fresh_proof(actor, "set_price", now)
     checks = InputChecks()
     known = gpu_models_of_pool(pool) if pool else sorted(set(Gpu.objects.values_list("model", flat=True)))
     model = checks.choice("model", model, known)

@@ -18,6 +18,7 @@ from portal.services.people.accounts import checked_email
 from portal.services.people.leaving.stopping import stop_workload
 from portal.services.people.password_links import password_link
 from portal.services.people.sessions import end_sessions_of, revoke_tokens_of
+from portal.services.step_up import require_fresh_proof
 from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Workload
@@ -57,6 +58,7 @@ def revoke_tokens(
     ``tokens`` are ids; None or an empty list means all tokens in force. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "user.change")
+    require_fresh_proof(actor, "revoke_tokens", now)
     checks = InputChecks()
     why = checks.reason(why)
     with transaction.atomic():
@@ -129,6 +131,7 @@ def stop_work(*, actor: User, user: User, now: datetime, why: str = "", via: str
     does no harm. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "user.change")
+    require_fresh_proof(actor, "stop_work", now)
     checks = InputChecks()
     why = checks.reason(why)
     checks.done()
@@ -168,6 +171,7 @@ def _secure(
     """
     actor, user, now = context["actor"], context["user"], context["now"]
     policy.require(actor, "user.change")
+    require_fresh_proof(actor, verb, now)
     checks = InputChecks()
     why = checks.reason(context.get("why", ""))
     revoke = checks.flag("revoke_tokens", context.get("revoke_tokens", False))

@@ -18,6 +18,7 @@ from portal.services.money.billing_currency import checked_currency, set_first_c
 from portal.services.people import setup_code as setup_codes
 from portal.services.people.service_accounts import service_account_rejection
 from portal.services.people.sessions import end_sessions_of, revoke_tokens_of
+from portal.services.step_up import require_fresh_proof
 from portal.sign_in.client import ClientDetails
 from portal.wording.problems import administration_problems
 from portal.wording.refusal_texts import rejection_sentence
@@ -27,7 +28,9 @@ THEMES = ("system", "light", "dark")
 ROLES = ("operator", "finance", "auditor")
 
 
-SecondFactorChange = Literal["turn_on_second_factor", "turn_off_second_factor", "make_recovery_codes"]
+SecondFactorChange = Literal[
+    "turn_on_second_factor", "turn_off_second_factor", "make_recovery_codes", "add_passkey", "remove_passkey"
+]
 
 
 def create_user(
@@ -50,6 +53,8 @@ def create_user(
     policy.require(actor, "user.change")
     checks = InputChecks()
     flags = checked_roles(checks, {"operator": operator, "finance": finance, "auditor": auditor})
+    if any(flags.values()):
+        require_fresh_proof(actor, "create_user", now)
     with transaction.atomic():
         user = _create_user(checks, username, email, full_name, flags)
         audit.record(
@@ -83,6 +88,7 @@ def change_user(
     OperationRejected if no operator would remain, or if a service account would get a role.
     """
     policy.require(actor, "user.change")
+    require_fresh_proof(actor, "change_user", now)
     checks = InputChecks()
     given = {"operator": operator, "finance": finance, "auditor": auditor}
     flags = checked_roles(

@@ -18,6 +18,7 @@ from portal.services.people import accounts
 from portal.services.people.leaving.leaver_work import apply_policy, policy_for
 from portal.services.people.service_accounts import release_service_accounts
 from portal.services.removal_effect import withdraw_submissions
+from portal.services.step_up import require_fresh_proof
 
 
 def remove_person(
@@ -38,6 +39,7 @@ def remove_person(
     Raises Invalid, NotAllowed. Raises OperationRejected if no operator would remain.
     """
     policy.require(actor, "user.change")
+    require_fresh_proof(actor, "remove_person", now)
     checks = InputChecks()
     if work is not None:
         work = checks.choice("work", work, LeaverWork.values)

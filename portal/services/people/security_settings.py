@@ -1,4 +1,4 @@
-"""Change the settings of security: the life of tokens, decisions of own requests, work of closed accounts."""
+"""Change the settings of security: tokens, own requests, second factors, fresh proofs, work of leavers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from portal import locks, policy
 from portal.input_checks import InputChecks
 from portal.models import LeaverWork, Organisation, User
 from portal.services import audit
+from portal.services.step_up import require_fresh_proof
 
 MAX_TOKEN_DAYS = 3_650
-AUDITED = ("token_days", "separate_approver", "leaver_work")
+MAX_STEP_UP_MINUTES = 720  # the life of a browser session
+SECOND_FACTOR_FOR = ("nobody", "operators_and_finance", "everybody")
+AUDITED = ("token_days", "separate_approver", "leaver_work", "second_factor_for", "step_up_minutes")
 
 
 def security_settings() -> Organisation:
@@ -28,16 +31,21 @@ def change_security_settings(
     token_days: int | None = None,
     separate_approver: bool | Literal["unchanged"] | None = "unchanged",
     leaver_work: str | None = None,
+    second_factor_for: str | None = None,
+    step_up_minutes: int | None = None,
     via: str = "web",
 ) -> Organisation:
     """Change the settings that are given.
 
     If ``separate_approver`` is None, the rule applies if two people have the role that decides.
 
-    ``leaver_work`` is one of LeaverWork, and also counts for accounts that are closed already. A shorter life
-    of tokens does not change existing tokens. Raises Invalid, NotAllowed.
+    ``leaver_work`` is one of LeaverWork, and also counts for accounts that are closed already.
+    ``second_factor_for`` names the people who must have a second factor. A proof of identity allows changes
+    that need a fresh one for ``step_up_minutes``. A shorter life of tokens does not change existing tokens.
+    Raises Invalid, NotAllowed.
     """
     policy.require(actor, "security.change")
+    require_fresh_proof(actor, "change_security_settings", now)
     checks = InputChecks()
     changes: dict[str, Any] = {}
     if token_days is not None:
@@ -48,6 +56,14 @@ def change_security_settings(
         )
     if leaver_work is not None:
         changes["leaver_work"] = checks.choice("leaver_work", leaver_work, LeaverWork.values)
+    if second_factor_for is not None:
+        changes["second_factor_for"] = checks.choice(
+            "second_factor_for", second_factor_for, SECOND_FACTOR_FOR
+        )
+    if step_up_minutes is not None:
+        changes["step_up_minutes"] = checks.count(
+            "step_up_minutes", step_up_minutes, 1, MAX_STEP_UP_MINUTES, "minutes"
+        )
     checks.done()
     with transaction.atomic():
         Organisation.objects.get_or_create(pk=1, defaults={"name": "gpupool"})

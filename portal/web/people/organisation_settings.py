@@ -42,6 +42,20 @@ class SecurityForm(ServiceForm):
         choices=people_pages.LEAVER_WORK_CHOICES,
         help_text="Applied within a minute, however an account was closed.",
     )
+    second_factor_for = forms.ChoiceField(
+        label="Second factor",
+        required=False,
+        choices=[
+            ("nobody", "is free to everybody"),
+            ("operators_and_finance", "is required of operators and finance"),
+            ("everybody", "is required of everybody"),
+        ],
+    )
+    step_up_minutes = forms.IntegerField(
+        label="Proof of identity lasts",
+        required=False,
+        help_text="Minutes. Prices, closing a month, revoking a host and other accounts need a fresh one.",
+    )
 
 
 @sign_in_required
@@ -87,6 +101,8 @@ def _security_form(request: HttpRequest, organisation: Organisation) -> Security
         "token_days": organisation.token_days,
         "separate_approver": {None: "", True: "yes", False: "no"}[organisation.separate_approver],
         "leaver_work": organisation.leaver_work,
+        "second_factor_for": organisation.second_factor_for,
+        "step_up_minutes": organisation.step_up_minutes,
     }
     return SecurityForm(request.POST if request.POST.get("verb") == "security" else None, initial=initial)
 
@@ -100,6 +116,8 @@ def _save_security(request: HttpRequest, form: SecurityForm) -> bool:
         token_days=form.cleaned_data["token_days"],
         separate_approver={"": None, "yes": True, "no": False}[form.cleaned_data["separate_approver"]],
         leaver_work=form.cleaned_data["leaver_work"],
+        second_factor_for=form.cleaned_data["second_factor_for"] or None,
+        step_up_minutes=form.cleaned_data["step_up_minutes"],
     )
     if done is not None:
         messages.success(request, "Saved.")

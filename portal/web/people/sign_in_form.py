@@ -6,22 +6,24 @@ from typing import Any
 
 from allauth.account.forms import ChangePasswordForm, LoginForm, ResetPasswordForm, ResetPasswordKeyForm
 from allauth.core import context
-from allauth.mfa.base.forms import AuthenticateForm
+from allauth.mfa.base.forms import AuthenticateForm, ReauthenticateForm
+from allauth.mfa.models import Authenticator
 from allauth.mfa.recovery_codes.forms import GenerateRecoveryCodesForm
 from allauth.mfa.totp.forms import ActivateTOTPForm, DeactivateTOTPForm
+from allauth.mfa.webauthn.forms import AddWebAuthnForm, LoginWebAuthnForm
 from django import forms
 from django.utils import timezone
 
 from portal.models import User
+from portal.redis_state.sign_in_attempts import count_attempt, forget_attempt, use_code_once
 from portal.services.people import sign_ins
 from portal.services.people.account_effects import AccountEffect, preview_account_change
 from portal.services.people.identity.sign_in import local_sign_in_allowed
+from portal.sign_in.attempts import second_factor_counter
 from portal.sign_in.client import client_of
 from portal.sign_in.oidc.providers import ProviderSettings, active_providers
 from portal.wording.pages import identity_pages, people_pages
 from portal.wording.people import account_texts
-
-CODES_WAIT_SECONDS = 300  # as in the limit login_failed of config/settings.py
 
 
 class SignInForm(LoginForm):  # type: ignore[misc]
@@ -79,6 +81,13 @@ class ChangeOwnPasswordForm(OwnAccountEffect, ChangePasswordForm):  # type: igno
 
     revoke_tokens = forms.BooleanField(required=False, label=people_pages.REVOKE_OWN_TOKENS)
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, label in people_pages.PASSWORD_LABELS.items():
+            self.fields[name].label = label
+            self.fields[name].widget.attrs.pop("placeholder", None)  # the placeholder repeats the label
+        self.fields["password1"].help_text = people_pages.PASSWORD_HELP
+
 
 class SetPasswordByLinkForm(ResetPasswordKeyForm):  # type: ignore[misc]
     """A form for a password that is set with a one-time link. It offers to revoke the API tokens, too."""
@@ -108,23 +117,64 @@ class NewRecoveryCodesForm(OwnAccountEffect, GenerateRecoveryCodesForm):  # type
     """A form that makes new recovery codes, and shows the effect."""
 
 
-class SecondFactorForm(AuthenticateForm):  # type: ignore[misc]
-    """A form for the code of the second factor that records wrong codes."""
+class NewPasskeyForm(OwnAccountEffect, AddWebAuthnForm):  # type: ignore[misc]
+    """A form that adds a passkey, and shows the effect."""
+
+    name = forms.CharField(max_length=80, required=False, label=people_pages.PASSKEY_NAME_LABEL)
+    passwordless = forms.BooleanField(
+        required=False,
+        initial=True,
+        label=people_pages.PASSKEY_ALONE_LABEL,
+        help_text=people_pages.PASSKEY_ALONE_HELP,
+    )
+
+
+class LimitedCodeForm(forms.Form):
+    """The part of a form with a code that delays further codes after wrong ones, and takes each code once."""
+
+    user: User
 
     def clean_code(self) -> str:
-        """Return the code if it is right. Otherwise raise ValidationError, and record a wrong code.
+        """Return the code if it is right and was not used before. Otherwise raise ValidationError.
 
-        An attempt after too many wrong codes checks no code, and is in the log only.
+        A wrong code is recorded. During a delay no code is checked, and the attempt is in the log only.
         """
-        client = client_of(context.request)
+        client, counters = client_of(context.request), [second_factor_counter(self.user.pk)]
+        attempt = count_attempt(counters)
+        if attempt.refused:
+            sign_ins.record_early_attempt(accounts=[self.user], client=client, seconds=attempt.seconds)
+            text = people_pages.TOO_MANY_CODES.format(seconds=attempt.seconds)
+            raise forms.ValidationError(text, code="too_many_codes")
         try:
-            code: str = super().clean_code()
-        except forms.ValidationError as problem:
-            if problem.code == "incorrect_code":
-                sign_ins.record_failed_sign_in(
-                    accounts=[self.user], client=client, method="second factor", now=timezone.now()
-                )
-            else:
-                sign_ins.record_early_attempt(accounts=[self.user], client=client, seconds=CODES_WAIT_SECONDS)
+            code: str = super().clean_code()  # type: ignore[misc]
+            if not use_code_once(self.user.pk, code):
+                raise forms.ValidationError(people_pages.CODE_WRONG, code="used_code")
+        except forms.ValidationError:
+            sign_ins.record_failed_sign_in(
+                accounts=[self.user],
+                client=client,
+                method="second factor",
+                now=timezone.now(),
+                delay=attempt.seconds,
+            )
             raise
+        forget_attempt(counters)
         return code
+
+
+class SecondFactorForm(LimitedCodeForm, AuthenticateForm):  # type: ignore[misc]
+    """A form for the code of the second factor at a sign-in."""
+
+
+class ConfirmSecondFactorForm(LimitedCodeForm, ReauthenticateForm):  # type: ignore[misc]
+    """A form for a code that proves the identity of a person who is signed in."""
+
+
+class PasskeySignInForm(LoginWebAuthnForm):  # type: ignore[misc]
+    """A form for a sign-in with a passkey alone. It is refused while local accounts are off."""
+
+    def clean_credential(self) -> Authenticator:
+        """Return the passkey if it is right. Otherwise raise ValidationError."""
+        if not local_sign_in_allowed():
+            raise forms.ValidationError(people_pages.PASSKEYS_OFF, code="local_sign_in_off")
+        return super().clean_credential()

@@ -3,6 +3,7 @@
 from django.urls import path
 
 from portal.web.people import (
+    account,
     audit,
     first_run,
     notice_channels,
@@ -11,7 +12,6 @@ from portal.web.people import (
     people,
     people_import,
     person,
-    preferences,
     removal,
     service_accounts,
     teams,
@@ -36,7 +36,9 @@ urlpatterns = [
     path("notifications/", notifications.notifications, name="notifications"),
     path("notifications/channels/", notice_channels.notice_channels, name="notice-channels"),
     path("notifications/channels/<uuid:public_id>/", notice_channels.notice_channel, name="notice-channel"),
-    path("preferences/", preferences.preferences, name="preferences"),
+    path("account/", account.account, name="account"),
+    path("account/second-factor/", account.second_factor_page, name="second-factor-required"),
+    path("preferences/", account.to_account, {"section": "profile"}, name="preferences"),
     path("audit/", audit.audit, name="audit"),
     path("ways-to-sign-in/", own_identities.own_identities, name="own-identities"),
     path("settings/sign-in/", providers.sign_in_settings, name="sign-in-settings"),

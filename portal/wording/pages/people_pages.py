@@ -23,7 +23,19 @@ LEAVER_WORK_AS_SET = "as in the settings"
 PEOPLE_IMPORTED = "{new} accounts are created and {changed} are changed."
 LINKS_FILE = "first-passwords.csv"
 SIGN_IN_FAILED = "Nobody has this user name or e-mail address with this password."
-TOO_MANY_CODES = "Too many wrong codes. Try again in five minutes."
+TOO_MANY_CODES = "Too many wrong codes. Try again in {seconds} seconds."
+PASSWORD_LABELS = {
+    "oldpassword": "Current password",
+    "password1": "New password",
+    "password2": "New password, again",
+}
+PASSWORD_HELP = "At least 12 characters, not only digits, not a common password, and unlike your name."
+CODE_WRONG = "The code or the passkey is wrong, or it was used before."
+PASSKEY_NAME = "passkey {number}"
+PASSKEY_NAME_LABEL = "Name of the passkey"
+PASSKEY_ALONE_LABEL = "It signs in alone, without the password"
+PASSKEY_ALONE_HELP = "The device then asks for its PIN, a fingerprint or a face each time."
+PASSKEYS_OFF = "Passkeys cannot be used, because local accounts are off. Sign in with a provider."
 TOO_MANY_PASSWORDS = "Too many wrong passwords. Try again in {wait}."
 SETUP_CODE_HELP = (
     "./run up prints it. On other installations, python manage.py setup_code prints it on the server."

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from portal.wording.formatting import with_count
 
 LINK_DAYS = 3
 LINK_LIFETIME = f"It works once, within {LINK_DAYS} days."
@@ -120,3 +125,40 @@ def work_sentence(running: int, waiting: int, settled_by: str) -> str:
     if not running and not waiting:
         return "No work of this person runs or waits."
     return WORK_SENTENCES[settled_by].format(counts=f"{running} running and {waiting} waiting")
+
+
+SET_UP_SECOND_FACTOR = "Set up a second factor"
+SESSION_ENDED = "The session has ended, with its notebooks and live pages. Running work goes on."
+SESSIONS_ENDED = "All your other sessions have ended. Running work goes on."
+FEW_CODES = 3  # the account page warns below this number of recovery codes
+TOKEN_ENDS_SOON = timedelta(days=14)
+
+
+def second_factor_sentence(has_one: bool, required: bool) -> str:
+    """Return whether a second factor is set up, and whether the settings require it."""
+    if has_one:
+        return "On, and your role needs it." if required else "On."
+    return (
+        "Off, and your role needs it." if required else "Off. A stolen password would be enough to sign in."
+    )
+
+
+def account_sentence(factors: Iterable[Any], tokens: Iterable[Any], now: datetime) -> str:
+    """Return what needs attention in the own account: few recovery codes, and tokens that end soon."""
+    notes = [
+        f"{with_count(factor.codes_left, 'recovery code')} left"
+        for factor in factors
+        if factor.codes_left is not None and factor.codes_left < FEW_CODES
+    ]
+    ending = [token.name for token in tokens if token.expires_at - now < TOKEN_ENDS_SOON]
+    if ending:
+        notes.append(f"{with_count(len(ending), 'token')} ending within two weeks: {', '.join(ending[:5])}")
+    return "; ".join(notes) + "." if notes else "Nothing needs your attention."
+
+
+# Labels of the pages that prove the identity, by the id of django-allauth.
+PROOFS = {
+    "reauthenticate": "Use the password",
+    "mfa_reauthenticate": "Use a code",
+    "mfa_reauthenticate:webauthn": "Use a passkey",
+}

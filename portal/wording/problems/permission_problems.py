@@ -76,3 +76,12 @@ TOKEN_SCOPE = (
     "The token {name} has the scopes: {scopes}. This call needs the scope {scope}; make a token that has it "
     "under API tokens."
 )
+
+FRESH_PROOF_REQUIRED = (
+    "This change needs a proof of your identity from the last {minutes} minutes. Confirm it in the browser "
+    "at /accounts/reauthenticate/, then repeat the request."
+)
+SECOND_FACTOR_REQUIRED = (
+    "Your role needs a second factor. Set one up in the browser at /account/second-factor/; until then, "
+    "nothing else is open."
+)

@@ -44,6 +44,8 @@ def test_a_token_always_ends_and_lasts_no_longer_than_the_settings_say(world: Wo
     assert AuditEvent.objects.get(verb="change_security_settings").after == {
         "token_days": 30,
         "separate_approver": None,
+        "second_factor_for": "nobody",
+        "step_up_minutes": 10,
     }
 
 

@@ -23,7 +23,7 @@ PAGES = [
     "people",
     "tokens",
     "notifications",
-    "preferences",
+    "account",
     "audit",
     "settings",
     "templates",
@@ -129,7 +129,7 @@ def test_nobody_revokes_the_token_of_another_user(world: World) -> None:
 
 def test_preferences_are_saved(world: World) -> None:
     member = world.vision.member
-    response = signed_in(member).post(reverse("preferences"), {"time_zone": "Asia/Tokyo", "theme": "dark"})
+    response = signed_in(member).post(reverse("account"), {"time_zone": "Asia/Tokyo", "theme": "dark"})
     assert response.status_code == 302
     member.refresh_from_db()
     assert (member.time_zone, member.theme) == ("Asia/Tokyo", "dark")

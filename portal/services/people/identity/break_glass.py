@@ -6,6 +6,7 @@ import hashlib
 import secrets
 from datetime import datetime, timedelta
 
+from allauth.mfa.models import Authenticator
 from django.conf import settings
 from django.db import transaction
 from django.urls import reverse
@@ -13,18 +14,24 @@ from django.urls import reverse
 from portal import locks
 from portal.models import BreakGlassLink, User
 from portal.services import audit
+from portal.services.people.sessions import end_sessions_of
 from portal.sign_in.client import ClientDetails
 from portal.wording.pages.identity_pages import BREAK_GLASS_MINUTES
 
 
-def new_break_glass_link(user: User, now: datetime) -> str:
+def new_break_glass_link(user: User, now: datetime, *, remove_second_factor: bool = False) -> str:
     """Return a link with which this operator signs in once, and write the audit record.
 
-    The caller is a person with a shell on the server. A new link ends the earlier ones.
+    ``remove_second_factor`` is for an operator who lost the second factor and the recovery codes. It also
+    ends the operator's sessions. The caller is a person with a shell on the server. A new link ends the
+    earlier ones.
     """
     code = secrets.token_urlsafe(32)
     expires_at = now + timedelta(minutes=BREAK_GLASS_MINUTES)
     with transaction.atomic():
+        if remove_second_factor:
+            Authenticator.objects.filter(user=user).delete()
+            end_sessions_of(user, now)
         BreakGlassLink.objects.filter(user=user, used_at=None).delete()
         BreakGlassLink.objects.create(user=user, code_hash=_hash(code), created_at=now, expires_at=expires_at)
         audit.record(
@@ -33,7 +40,7 @@ def new_break_glass_link(user: User, now: datetime) -> str:
             now=now,
             verb="create_break_glass_link",
             target=user,
-            after={"expires_at": expires_at},
+            after={"expires_at": expires_at, "removed_second_factor": remove_second_factor},
         )
     return f"{settings.GPUPOOL_PORTAL_URL}{reverse('break-glass', args=[code])}"
 
