@@ -19,6 +19,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import environ
 
+from config.identity_file import RefusedValueError, read_identity_file
+
 T = TypeVar("T")
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -96,6 +98,7 @@ class EnvironmentSettings:
     line_length: str
     trusted_proxies: tuple[IpNetwork, ...]
     oidc: Mapping[str, str]
+    identity_providers: tuple[Mapping[str, Any], ...]
 
     @property
     def secure(self) -> bool:
@@ -175,6 +178,7 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
             variables, "GPUPOOL_TRUSTED_PROXIES", "127.0.0.1,::1" if environment == "production" else "none"
         ),
         oidc=_oidc(variables),
+        identity_providers=_identity_providers(variables),
     )
 
 
@@ -451,6 +455,16 @@ def _oidc(variables: Mapping[str, str]) -> Mapping[str, str]:
         ),
         "scopes": variables.get("GPUPOOL_OIDC_SCOPES", "").strip() or "openid profile email",
     }
+
+
+def _identity_providers(variables: Mapping[str, str]) -> tuple[Mapping[str, Any], ...]:
+    """Return the identity providers in the file that a setting names; empty without the setting."""
+    name = "GPUPOOL_IDENTITY_PROVIDERS"
+    path = _absolute_path(variables, name)
+    try:
+        return read_identity_file(Path(path)) if path else ()
+    except RefusedValueError as problem:
+        raise InvalidSettingError(name, f"{path}: {problem.place} = {problem.value}", problem.allowed) from None
 
 
 def _email(variables: Mapping[str, str]) -> Mapping[str, Any]:

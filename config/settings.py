@@ -47,6 +47,7 @@ GPUPOOL_STATEMENT_KEY = ENVIRONMENT.statement_key
 GPUPOOL_LINE_LENGTH = ENVIRONMENT.line_length
 GPUPOOL_TRUSTED_PROXIES = ENVIRONMENT.trusted_proxies
 GPUPOOL_OIDC = ENVIRONMENT.oidc
+GPUPOOL_IDENTITY_PROVIDERS = ENVIRONMENT.identity_providers
 REDIS_URL = ENVIRONMENT.redis_url
 # Path of the Celery application. Lower packages send tasks to it, but may not import config.
 GPUPOOL_TASK_QUEUE = "config.celery.app"

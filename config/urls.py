@@ -10,6 +10,7 @@ from config.http.docs_access import for_docs_readers
 from config.http.probes import healthz, readyz
 from portal.api.fleet.metrics import MetricsView
 from portal.web.people.identity.break_glass import break_glass
+from portal.web.people.identity.ldap import sign_in_with_directory
 from portal.web.people.identity.oidc import provider_callback, sign_in_with_provider
 
 handler404 = "config.http.error_responses.not_found"
@@ -28,6 +29,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(
         "accounts/oidc/<str:provider_id>/login/callback/", provider_callback, name="openid_connect_callback"
     ),
+    path("accounts/ldap/<str:provider_id>/login/", sign_in_with_directory, name="directory-login"),
     path("accounts/break-glass/<str:code>/", break_glass, name="break-glass"),
     path("accounts/", include("allauth.urls")),
     path("api/schema/", for_docs_readers(SpectacularAPIView.as_view()), name="schema"),

@@ -4,7 +4,13 @@ from portal.models.accounts import ApiToken, Membership, Organisation, TokenScop
 from portal.models.audit import AuditEvent
 from portal.models.audit_seals import AuditProgress, AuditSeal, SealedAuditEvent
 from portal.models.idempotency import IdempotencyRecord
-from portal.models.identity import BreakGlassLink, ClaimGrant, ClaimRule, IdentityProvider
+from portal.models.identity import (
+    BreakGlassLink,
+    ClaimGrant,
+    ClaimRule,
+    DirectorySync,
+    IdentityProvider,
+)
 from portal.models.notices import NoticeMark, Notification, ToldStart
 from portal.models.sign_ins import SetupCode, TokenAddress
 from portal.models.submissions import SUBMISSION_TRANSITIONS, Approval, Submission, SubmissionState, Template
@@ -26,6 +32,7 @@ __all__ = [
     "BreakGlassLink",
     "ClaimGrant",
     "ClaimRule",
+    "DirectorySync",
     "EntryCode",
     "IdentityProvider",
     "Membership",

@@ -151,6 +151,13 @@ def stop_work(*, actor: User, user: User, now: datetime, why: str = "", via: str
     does no harm. Raises Invalid, NotAllowed.
     """
     policy.require(actor, "user.change")
+    return write_stop_of_work(actor=actor, user=user, now=now, why=why, via=via)
+
+
+def write_stop_of_work(
+    *, actor: User | None, user: User, now: datetime, why: str = "", via: str = "web"
+) -> int:
+    """Stop all work of a person. The caller has checked the permission. Raises Invalid."""
     checks = InputChecks()
     why = _checked_why(checks, why)
     checks.done()
@@ -173,7 +180,7 @@ def work_of(user: User) -> list[Workload]:
     return list(rows.select_related("pool", "project__team").order_by("pk"))
 
 
-def _stop(actor: User, workload: Workload, now: datetime, why: str, via: str) -> bool:
+def _stop(actor: User | None, workload: Workload, now: datetime, why: str, via: str) -> bool:
     with transaction.atomic():
         before = audit.audited_fields(workload, "state")
         if not scheduling.cancel_workload(workload, now=now):

@@ -38,6 +38,22 @@ def remove_person(
     Raises Invalid, NotAllowed. Raises OperationRejected if no operator would remain.
     """
     policy.require(actor, "user.change")
+    return write_removal(actor=actor, user=user, now=now, stop_work=stop_work, why=why, via=via)
+
+
+def write_removal(
+    *,
+    actor: User | None,
+    user: User,
+    now: datetime,
+    stop_work: bool = True,
+    why: str = "",
+    via: str = "web",
+) -> User:
+    """Remove a person. The caller has checked the permission.
+
+    Without an actor, the portal itself removes the person. Raises Invalid, OperationRejected.
+    """
     checks = InputChecks()
     stop_work = checks.flag("stop_work", stop_work)
     why = checks.text("why", why, least=0, most=1000, lines=True)
@@ -45,7 +61,7 @@ def remove_person(
     with transaction.atomic():
         memberships = Membership.objects.filter(user=user).order_by("team__slug")
         teams = [f"{row.team.slug} ({row.role})" for row in memberships.select_related("team")]
-        accounts.change_user(
+        accounts.write_user_change(
             actor=actor,
             user=user,
             now=now,
@@ -70,14 +86,14 @@ def remove_person(
             why=why,
         )
     if stop_work:
-        account_security.stop_work(actor=actor, user=user, now=now, why=why, via=via)
+        account_security.write_stop_of_work(actor=actor, user=user, now=now, why=why, via=via)
         for reservation in Reservation.objects.filter(owner=user, state__in=OPEN_RESERVATION_STATES):
             _cancel_unless_shared(actor, user, reservation, now, why, via)
     return user
 
 
 def _cancel_unless_shared(
-    actor: User, user: User, reservation: Reservation, now: datetime, why: str, via: str
+    actor: User | None, user: User, reservation: Reservation, now: datetime, why: str, via: str
 ) -> None:
     """Cancel a reservation of a removed person, unless somebody else has work in it."""
     others = Workload.objects.filter(reservation=reservation).exclude(owner=user)
