@@ -464,7 +464,9 @@ def _identity_providers(variables: Mapping[str, str]) -> tuple[Mapping[str, Any]
     try:
         return read_identity_file(Path(path)) if path else ()
     except RefusedValueError as problem:
-        raise InvalidSettingError(name, f"{path}: {problem.place} = {problem.value}", problem.allowed) from None
+        raise InvalidSettingError(
+            name, f"{path}: {problem.place} = {problem.value}", problem.allowed
+        ) from None
 
 
 def _email(variables: Mapping[str, str]) -> Mapping[str, Any]:

@@ -35,7 +35,9 @@ def _is_issuer(value: Any) -> bool:
         return False
     parts = urlsplit(value)
     is_local = parts.scheme == "http" and parts.hostname in LOOPBACK_NAMES
-    return bool(parts.hostname) and (parts.scheme == "https" or is_local) and not (parts.query or parts.fragment)
+    return (
+        bool(parts.hostname) and (parts.scheme == "https" or is_local) and not (parts.query or parts.fragment)
+    )
 
 
 Check = tuple[Callable[[Any], bool], str]

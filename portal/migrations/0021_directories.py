@@ -6,38 +6,50 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('portal', '0020_identity_providers'),
+        ("portal", "0020_identity_providers"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='identityprovider',
-            name='directory',
+            model_name="identityprovider",
+            name="directory",
             field=models.JSONField(blank=True, default=dict),
         ),
         migrations.AddField(
-            model_name='identityprovider',
-            name='kind',
-            field=models.CharField(default='oidc', max_length=8),
+            model_name="identityprovider",
+            name="kind",
+            field=models.CharField(default="oidc", max_length=8),
         ),
         migrations.CreateModel(
-            name='DirectorySync',
+            name="DirectorySync",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('provider', models.CharField(max_length=40)),
-                ('outcome', models.CharField(max_length=8)),
-                ('people', models.IntegerField(help_text='people who were compared')),
-                ('closed', models.IntegerField(help_text='accounts that were closed, or would have been')),
-                ('joined', models.IntegerField(help_text='people who got a team or a role, or would have')),
-                ('left', models.IntegerField(help_text='people who lost a team or a role, or would have')),
-                ('text', models.TextField(help_text='the result as a sentence')),
-                ('created_at', models.DateTimeField()),
-                ('actor', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("provider", models.CharField(max_length=40)),
+                ("outcome", models.CharField(max_length=8)),
+                ("people", models.IntegerField(help_text="people who were compared")),
+                ("closed", models.IntegerField(help_text="accounts that were closed, or would have been")),
+                ("joined", models.IntegerField(help_text="people who got a team or a role, or would have")),
+                ("left", models.IntegerField(help_text="people who lost a team or a role, or would have")),
+                ("text", models.TextField(help_text="the result as a sentence")),
+                ("created_at", models.DateTimeField()),
+                (
+                    "actor",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
             ],
             options={
-                'indexes': [models.Index(fields=['provider', '-created_at'], name='last_sync_of_a_provider')],
+                "indexes": [models.Index(fields=["provider", "-created_at"], name="last_sync_of_a_provider")],
             },
         ),
     ]

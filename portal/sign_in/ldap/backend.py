@@ -114,7 +114,7 @@ class DirectoryUser(_LDAPUser):  # type: ignore[misc]
 
 
 class PortalLdapBackend(LDAPBackend):  # type: ignore[misc]
-    """A backend with the settings of one provider. It finds people by their user name, or by ``condition``."""
+    """A backend with the settings of one provider."""
 
     def __init__(self, provider: ProviderSettings, directory: DirectorySettings, ca_file: str) -> None:
         self.provider, self.directory = provider, directory
@@ -133,7 +133,7 @@ class PortalLdapBackend(LDAPBackend):  # type: ignore[misc]
         )
 
     def find(self, condition: str, connection: Any) -> DirectoryUser | None:
-        """Return the only person who matches a filter and may use the portal; None if there is no such one."""
+        """Return the only person who matches a filter and may use the portal, or None."""
         users = f"(&{self.directory.user_filter}{condition})"
         self.settings.USER_SEARCH = self._search(self.directory.user_base, users, self.directory.attributes)
         user = DirectoryUser(self, "", connection)

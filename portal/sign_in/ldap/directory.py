@@ -21,7 +21,7 @@ MAX_PASSWORD_LENGTH = 1000
 
 
 class Directory:
-    """An open connection to a directory. Each method raises SignInRefused if the directory does not answer."""
+    """An open connection to a directory. Its methods raise SignInRefused if the directory does not answer."""
 
     def __init__(self, provider: ProviderSettings, settings: DirectorySettings, backend: Any, link: Any):
         self._provider, self._settings, self._backend, self._link = provider, settings, backend, link

@@ -39,7 +39,7 @@ class DirectorySettings:
 
     @property
     def attributes(self) -> list[str]:
-        """Return the attributes of a person that the portal reads. Passwords and photos are not among them."""
+        """Return the attributes of a person that the portal reads. Passwords are not among them."""
         named = (self.username_attribute, self.subject_attribute, self.email_attribute, self.name_attribute)
         rules = ("userAccountControl", "shadowExpire", "uid", "gidNumber")
         return list(dict.fromkeys((*named, *rules, *self.further_attributes.split())))

@@ -113,6 +113,26 @@ DIRECTORY_ALLOWED = {
     "when_gone": "close or remove",
     "max_loss_percent": "a whole number from 1 to 100",
 }
+# For each setting of a directory: its label in the form, and a hint.
+DIRECTORY_LABELS = {
+    "url": ("URL", "ldaps://HOST[:PORT], or ldap://HOST[:PORT] with StartTLS."),
+    "start_tls": ("StartTLS", ""),
+    "bind_dn": ("Service account", "Its DN. It reads people and groups, and needs no other rights."),
+    "user_base": ("People below", "A DN, such as ou=people,dc=example,dc=org."),
+    "user_filter": ("People are", "A filter. Only people who match it may sign in."),
+    "username_attribute": ("Attribute with the user name", "Active Directory: sAMAccountName."),
+    "subject_attribute": ("Attribute with the lasting id", "Active Directory: objectGUID."),
+    "email_attribute": ("Attribute with the address", ""),
+    "name_attribute": ("Attribute with the full name", ""),
+    "further_attributes": ("Further attributes for rules", "Words with spaces between them."),
+    "group_base": ("Groups below", "A DN. Empty: the directory gives no groups."),
+    "group_kind": ("Kind of groups", ""),
+    "when_gone": ("People who are gone", "close: the account is closed. remove: also teams and work end."),
+    "max_loss_percent": (
+        "Largest loss in %",
+        "A sync that takes more people's account or rights is refused.",
+    ),
+}
 KIND_FIELDS = "directory: give it for a provider of the kind ldap, and only for it."
 KIND_INVALID = "kind is {given}; allowed: oidc or ldap."
 SECRET_NEEDED = "secret is empty; allowed: the password of the service account."

@@ -107,4 +107,6 @@ def work_sentence(running: int, waiting: int, stops: bool) -> str:
         return "No work of this person runs or waits."
     counts = f"{running} running and {waiting} waiting"
     return f"{counts} workloads are stopped." if stops else f"{counts} workloads continue."
+
+
 NOT_IN_DIRECTORY = "{name} does not have the person any more, or has disabled them."

@@ -183,8 +183,10 @@ def _sync(
         )
         return _record(plan, DirectorySync.Outcome.REFUSED, text, actor, now)
     done = SyncPlan(provider, plan.people)
+    changed = {each.username for each in plan.changes}
     for each in compared:
-        _apply(each, provider, done, actor, now, via)
+        if each.claims != each.account.extra_data or each.account.user.username in changed:
+            _apply(each, provider, done, actor, now, via)
     return _record(done, DirectorySync.Outcome.DONE, done.sentence(preview=False), actor, now)
 
 

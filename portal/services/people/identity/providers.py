@@ -1,4 +1,4 @@
-"""Create, change, remove and test identity providers of both kinds, and turn sign-in by password off and on."""
+"""Create, change, remove and test identity providers, and turn sign-in by password off and on."""
 
 from __future__ import annotations
 

@@ -82,7 +82,9 @@ class _NotAccepted(Exception):
 class _DirectorySignIn:
     """One attempt to sign in, which is counted like one with a password of the portal."""
 
-    def __init__(self, request: HttpRequest, provider: ProviderSettings, username: str, password: str) -> None:
+    def __init__(
+        self, request: HttpRequest, provider: ProviderSettings, username: str, password: str
+    ) -> None:
         self._request, self._provider = request, provider
         self._username, self._password = username, password
         self._now, self._client = timezone.now(), client_of(request)
