@@ -10,6 +10,7 @@ from portal import policy
 from portal.processes.reports import VERSION
 from portal.reads.system.checks import BY_SEVERITY, HealthCheck, HealthState
 from portal.reads.system.data_checks import host_checks, lag_checks, server_clock_check, storage_checks
+from portal.reads.system.directory_checks import directory_checks
 from portal.reads.system.file_checks import backup_checks, certificate_checks
 from portal.reads.system.process_checks import edge_checks, engine_checks, process_checks, queue_checks
 
@@ -52,3 +53,4 @@ def _checks(now: datetime) -> Iterator[HealthCheck]:
     yield from storage_checks(now)
     yield from certificate_checks(now)
     yield from backup_checks(now)
+    yield from directory_checks(now)

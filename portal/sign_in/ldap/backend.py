@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import certifi
 import ldap
@@ -22,7 +24,7 @@ from portal.sign_in.oidc.refusals import SignInRefused
 
 TIMEOUT_SECONDS = 5
 SYSTEM_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"  # Debian's file
-CHECKED_CERTIFICATE = ("certificate", "tls", "ssl")  # in the text of an error: the handshake failed
+LDAPS_PORT = 636
 GROUP_TYPES = {
     "groupOfNames": library.NestedGroupOfNamesType,
     "groupOfUniqueNames": library.NestedGroupOfUniqueNamesType,
@@ -178,13 +180,34 @@ def refusal_of(error: ldap.LDAPError, provider: ProviderSettings) -> SignInRefus
     url = provider.directory.url if provider.directory else ""
     if isinstance(error, ldap.REFERRAL | ldap.PARTIAL_RESULTS):
         return SignInRefused("directory_referral", name=provider.name)
-    if isinstance(error, ldap.SERVER_DOWN | ldap.CONNECT_ERROR) and any(
-        word in said.lower() for word in CHECKED_CERTIFICATE
+    if isinstance(error, ldap.CONNECT_ERROR) or (
+        isinstance(error, ldap.SERVER_DOWN) and _certificate_is_refused(provider)
     ):
         return SignInRefused("certificate_not_trusted", name=provider.name)
-    if isinstance(error, ldap.SERVER_DOWN | ldap.CONNECT_ERROR | ldap.TIMEOUT | ldap.TIMELIMIT_EXCEEDED):
+    if isinstance(error, ldap.SERVER_DOWN | ldap.TIMEOUT | ldap.TIMELIMIT_EXCEEDED):
         return SignInRefused("provider_unreachable", name=provider.name, url=url)
     return SignInRefused("directory_error", name=provider.name, problem=ascii(said)[1:-1][:200])
+
+
+def _certificate_is_refused(provider: ProviderSettings) -> bool:
+    """Return True if the server answers with a certificate that is not trusted.
+
+    The library reports this like a server that does not answer. With StartTLS it reports CONNECT_ERROR.
+    """
+    parts = urlsplit(provider.address)
+    if parts.scheme != "ldaps" or not parts.hostname:
+        return False
+    context = ssl.create_default_context(cadata=_trusted_certificates(provider))
+    try:
+        with (
+            socket.create_connection((parts.hostname, parts.port or LDAPS_PORT), TIMEOUT_SECONDS) as link,
+            context.wrap_socket(link, server_hostname=parts.hostname),
+        ):
+            return False
+    except ssl.SSLCertVerificationError:
+        return True
+    except OSError:
+        return False
 
 
 def _connection_options(ca_file: str) -> dict[int, Any]:
