@@ -20,8 +20,19 @@ PEOPLE, GROUPS = f"ou=people,{BASE}", f"ou=groups,{BASE}"
 MANAGER = f"cn=manager,{BASE}"
 SERVICE = f"cn=portal,{BASE}"
 PASSWORD, SERVICE_PASSWORD, MANAGER_PASSWORD = "correct horse battery", "service secret", "manager secret"
-SCHEMAS = ("core", "cosine", "nis", "inetorgperson", "msuser")
+SCHEMAS = ("core", "cosine", "nis", "inetorgperson")
 MODULES = ("back_mdb",)
+
+# The attributes of Active Directory that the portal reads, with the rules by which its servers compare them.
+ACTIVE_DIRECTORY_SCHEMA = """
+attributetype ( 1.2.840.113556.1.4.221 NAME 'sAMAccountName' EQUALITY caseIgnoreMatch
+  SYNTAX 1.3.6.1.4.1.1466.115.121.1.15 SINGLE-VALUE )
+attributetype ( 1.2.840.113556.1.4.2 NAME 'objectGUID' EQUALITY octetStringMatch
+  SYNTAX 1.3.6.1.4.1.1466.115.121.1.40 SINGLE-VALUE )
+attributetype ( 1.2.840.113556.1.4.8 NAME 'userAccountControl' EQUALITY integerMatch
+  SYNTAX 1.3.6.1.4.1.1466.115.121.1.27 SINGLE-VALUE )
+objectclass ( 1.2.840.113556.1.5.8 NAME 'group' SUP top STRUCTURAL MUST cn MAY ( member $ sAMAccountName ) )
+"""
 
 Entry = tuple[str, Mapping[str, Sequence[str | bytes]]]
 
@@ -142,7 +153,10 @@ def slapd(folder: Path, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[S
 
 
 def _config(unpacked: Path, folder: Path, certificate: str, key: str) -> str:
-    schemas = "\n".join(f"include {unpacked}/etc/ldap/schema/{name}.schema" for name in SCHEMAS)
+    own_schema = folder / "active_directory.schema"
+    own_schema.write_text(ACTIVE_DIRECTORY_SCHEMA)
+    files = [*(unpacked / f"etc/ldap/schema/{name}.schema" for name in SCHEMAS), own_schema]
+    schemas = "\n".join(f"include {file}" for file in files)
     modules = "\n".join(f"moduleload {name}" for name in MODULES)
     return f"""
 {schemas}

@@ -152,8 +152,8 @@ def test_a_wrong_password_an_empty_one_and_an_unknown_person_are_refused_alike(
     assert wrong(sign_in(browser, "nobody"))
     empty = sign_in(browser, "ada", "")  # slapd accepts a bind with an empty password without a check
     assert empty.status_code == 400 and signed_in_as(browser) == ""
-    assert wrong(sign_in(browser, "ada", "\x00"))
-    assert AuditEvent.objects.filter(verb="fail_sign_in", after__method=SLUG).count() == 3
+    assert sign_in(browser, "ada", "\x00").status_code == 400 and signed_in_as(browser) == ""
+    assert AuditEvent.objects.filter(verb="fail_sign_in", after__method=SLUG).count() == 2
 
 
 def test_an_empty_password_is_refused_also_without_the_form(server: Slapd, register: Register) -> None:
@@ -179,9 +179,7 @@ def test_many_wrong_passwords_delay_the_next_attempt_of_this_name_only(
         assert wrong(sign_in(browser, "ada", "wrong"))
     early = sign_in(browser, "ada")
     assert early.status_code == 429 and signed_in_as(browser) == ""
-    assert AuditEvent.objects.filter(verb="delay_sign_in").latest("pk").target_id == str(
-        User.objects.get(username="ada").pk
-    )
+    assert AuditEvent.objects.filter(verb="delay_sign_in").latest("pk").target_name == "ada"
     assert sign_in(browser, "bob").status_code == 302
 
 
@@ -364,22 +362,8 @@ def test_the_attributes_of_active_directory_are_understood(
         objectGUID=[identifier],
         userAccountControl=["512"],
     )
-    server.add(
-        (
-            f"cn=gpu,{GROUPS}",
-            {
-                "objectClass": ["group"],
-                "cn": ["gpu"],
-                "member": [dn_of("ada")],
-                "sAMAccountName": ["gpu"],
-                "groupType": ["2"],
-                "objectSid": ["x"],
-                "instanceType": ["4"],
-                "nTSecurityDescriptor": ["x"],
-                "objectCategory": [dn_of("ada")],
-            },
-        )
-    )
+    members = {"objectClass": ["group"], "cn": ["gpu"], "member": [dn_of("ada")]}
+    server.add((f"cn=gpu,{GROUPS}", members))
     register(
         server,
         username_attribute="sAMAccountName",

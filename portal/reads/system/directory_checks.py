@@ -15,8 +15,10 @@ SYNC_LIMIT = HealthLimit(26 * 3600, 72 * 3600, "s")
 
 
 def directory_checks(now: datetime) -> Iterator[HealthCheck]:
-    """Check the age and the outcome of the last sync of each active directory. Takes two queries."""
+    """Check the age and the outcome of the last sync of each active directory. Takes two queries at most."""
     providers = active_providers(LDAP)
+    if not providers:
+        return
     rows = DirectorySync.objects.filter(provider__in=[each.slug for each in providers])
     newest = rows.order_by("provider", "-created_at", "-pk").distinct("provider")
     last = {row.provider: row for row in newest}

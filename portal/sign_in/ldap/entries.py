@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from portal.sign_in.ldap.settings import USERNAME_CLAIM, DirectorySettings
@@ -13,6 +13,8 @@ from portal.sign_in.ldap.settings import USERNAME_CLAIM, DirectorySettings
 # The bit ACCOUNTDISABLE of Active Directory's attribute userAccountControl.
 ACCOUNT_DISABLED_BIT = 0x2
 BINARY_SUBJECTS = ("objectguid",)  # stored as 16 bytes, the first three fields in little-endian order
+ACTIVE_DIRECTORY_EPOCH = datetime(1601, 1, 1, tzinfo=UTC)
+NEVER_EXPIRES = 2**63 - 1
 FIRST_DAY = date(1970, 1, 1)  # shadowExpire counts days from it
 NUL = "\0"
 
@@ -55,13 +57,21 @@ def person_of(
 
 
 def is_disabled(attributes: Attributes, now: datetime) -> bool:
-    """Return True if Active Directory has disabled the account, or if the shadow account has expired.
+    """Return True if Active Directory has disabled the account, or if the account has expired.
 
-    ``shadowExpire`` is the first day on which the account does not work, counted from 1970; -1: it works for
-    ever.
+    ``accountExpires`` of Active Directory counts 100 ns from 1601; 0 and the largest value mean that the
+    account works for ever. ``shadowExpire`` is the first day on which the account does not work, counted from
+    1970; -1: it works for ever.
     """
     control = _number(_first(attributes, "userAccountControl"))
     if control is not None and control & ACCOUNT_DISABLED_BIT:
+        return True
+    ends = _number(_first(attributes, "accountExpires"))
+    if (
+        ends
+        and ends < NEVER_EXPIRES
+        and ends <= (now - ACTIVE_DIRECTORY_EPOCH) // timedelta(microseconds=1) * 10
+    ):
         return True
     expires = _number(_first(attributes, "shadowExpire"))
     return expires is not None and 0 <= expires <= (now.date() - FIRST_DAY).days

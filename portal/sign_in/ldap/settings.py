@@ -41,7 +41,7 @@ class DirectorySettings:
     def attributes(self) -> list[str]:
         """Return the attributes of a person that the portal reads. Passwords are not among them."""
         named = (self.username_attribute, self.subject_attribute, self.email_attribute, self.name_attribute)
-        rules = ("userAccountControl", "shadowExpire", "uid", "gidNumber")
+        rules = ("userAccountControl", "accountExpires", "shadowExpire", "uid", "gidNumber")
         return list(dict.fromkeys((*named, *rules, *self.further_attributes.split())))
 
     def stored(self) -> dict[str, Any]:

@@ -179,6 +179,8 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "own-identities": ("GET", ALL),
     "sign-in-settings": ("GET", SEE_ALL),
     "identity-provider-new": ("GET", OPERATORS),
+    "directory-new": ("GET", OPERATORS),
+    "directory-sync": ("GET", OPERATORS),
     "identity-provider": ("GET", SEE_ALL),
     # 404 for the operator: this session has no claims of a test sign-in.
     "identity-claims": ("GET", (403, 403, 403, 403, 403, 404, 403, 403)),
@@ -211,6 +213,14 @@ class SampleObjects:
             issuer="https://id.example.org",
             client_id="x",
             secret="y",
+            now=world.now,
+        )
+        identity_providers.create_provider(
+            actor=world.operator,
+            name="Staff",
+            kind="ldap",
+            secret="y",
+            directory={"url": "ldaps://127.0.0.1:1", "bind_dn": "cn=x", "user_base": "dc=x"},
             now=world.now,
         )
         self.claim_rule = identity_rules.create_rule(
@@ -298,6 +308,7 @@ class SampleObjects:
             "team": ["vision"],
             "identity-provider": ["corp"],
             "identity-claims": ["corp"],
+            "directory-sync": ["staff"],
             "claim-rule-remove": [self.claim_rule.pk],
             "person": [self.job.owner.username],
             "person-change": [self.job.owner.username, "end-sessions"],
