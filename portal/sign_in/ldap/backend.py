@@ -121,7 +121,7 @@ class PortalLdapBackend(LDAPBackend):  # type: ignore[misc]
     def __init__(self, provider: ProviderSettings, directory: DirectorySettings, ca_file: str) -> None:
         self.provider, self.directory = provider, directory
         self.settings = LDAPSettings(
-            f"GPUPOOL_LDAP_{provider.slug}_",
+            f"LDAP_PROVIDER_{provider.slug}_",
             {
                 "SERVER_URI": directory.url,
                 "START_TLS": directory.start_tls,
