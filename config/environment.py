@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import environ
 
-from config.identity_file import RefusedValueError, read_identity_file
+from portal.sign_in.identity_file import RefusedValueError, read_identity_file
 
 T = TypeVar("T")
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from config.environment import InvalidSettingError, read_environment
-from config.identity_file import RefusedValueError, read_identity_file
+from portal.sign_in.identity_file import RefusedValueError, read_identity_file
 from portal.sign_in.ldap.checks import is_filter, is_safe_directory_url, refused_settings
 from portal.sign_in.ldap.entries import escaped, is_disabled, person_of, subject_filter, subject_text
 from portal.sign_in.ldap.settings import DirectorySettings

@@ -37,12 +37,14 @@ def _is_allowed(name: str, value: Any, whole: Mapping[str, Any]) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 100
     if not isinstance(value, str) or len(value) > MAX_LENGTH:
         return False
-    if name in OPTIONAL and not value:
-        return True
+    return (name in OPTIONAL and not value) or _is_allowed_text(name, value, whole["start_tls"] is True)
+
+
+def _is_allowed_text(name: str, value: str, start_tls: bool) -> bool:
     if name in CHOICES:
         return value in CHOICES[name]
     if name == "url":
-        return is_safe_directory_url(value, start_tls=whole["start_tls"] is True)
+        return is_safe_directory_url(value, start_tls=start_tls)
     if name == "further_attributes":
         return all(ATTRIBUTE.fullmatch(word) for word in value.split())
     if name == "user_filter":

@@ -302,11 +302,14 @@ def _directory_test(provider: ProviderSettings, username: str, now: datetime) ->
         if not username:
             return ConnectionTest(True, identity_pages.DIRECTORY_ANSWERS.format(name=provider.name))
         found = directory.person_named(username, now)
-    named = {"name": provider.name, "given": username}
     if found is None:
-        return ConnectionTest(False, identity_pages.PERSON_UNKNOWN.format(**named))
-    text = identity_pages.PERSON_DISABLED if found.disabled else identity_pages.PERSON_FOUND
-    return ConnectionTest(not found.disabled, text.format(**named), claims=found.claims)
+        text = identity_pages.PERSON_UNKNOWN.format(name=provider.name, given=username)
+        return ConnectionTest(False, text)
+    if found.disabled:
+        text = identity_pages.PERSON_DISABLED.format(name=provider.name, given=username)
+        return ConnectionTest(False, text, claims=found.claims)
+    text = identity_pages.PERSON_FOUND.format(name=provider.name, given=username)
+    return ConnectionTest(True, text, claims=found.claims)
 
 
 def checked_provider(checks: InputChecks, field: str, slug: Any) -> ProviderSettings:
@@ -332,24 +335,23 @@ def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:
 def _checked(checks: InputChecks, given: dict[str, Any], kind: str) -> dict[str, Any]:
     """Return the columns for the given fields, and note the problems."""
     values: dict[str, Any] = {}
-    if "directory" in given:
-        values["directory"] = _checked_directory(checks, given["directory"], kind)
     if kind == LDAP and (foreign := [name for name in OIDC_FIELDS if name in given]):
         checks.note(foreign[0], "", identity_pages.KIND_FIELDS)
-        return values
     for name, most in (("name", 80), ("client_id", 200)):
         if name in given:
             values[name] = checks.text(name, given[name], most=most)
-    if "issuer" in given:
-        values["issuer"] = _checked_issuer(checks, given["issuer"])
+    for name, check in (
+        ("directory", lambda: _checked_directory(checks, given["directory"], kind)),
+        ("issuer", lambda: _checked_issuer(checks, given["issuer"])),
+        ("scopes", lambda: _checked_scopes(checks, given["scopes"])),
+        ("ca_certificates", lambda: _checked_certificates(checks, given["ca_certificates"])),
+    ):
+        if name in given:
+            values[name] = check()
     if "username_claim" in given:
         values["username_claim"] = checks.pattern(
             "username_claim", given["username_claim"], CLAIM_PATTERN, "the name of a claim"
         )
-    if "scopes" in given:
-        values["scopes"] = _checked_scopes(checks, given["scopes"])
-    if "ca_certificates" in given:
-        values["ca_certificates"] = _checked_certificates(checks, given["ca_certificates"])
     if given.get("secret"):
         values["encrypted_secret"] = encrypt_secret(checks.text("secret", given["secret"], most=500))
     for name in ("active", "creates_accounts"):
