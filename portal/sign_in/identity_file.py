@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from portal.sign_in.ldap.checks import LOOPBACK_NAMES, refused_settings
+from portal.wording.pages.identity_pages import SETTING_INVALID
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_PROVIDERS = 50
@@ -23,7 +24,7 @@ class RefusedValueError(Exception):
 
     def __init__(self, place: str, value: Any, allowed: str) -> None:
         self.place, self.value, self.allowed = place, ascii(value)[:200], allowed
-        super().__init__(f"{place} is {self.value}; allowed: {allowed}")
+        super().__init__(SETTING_INVALID.format(field=place, given=self.value, allowed=allowed))
 
 
 def _is_text(value: Any, most: int) -> bool:

@@ -95,7 +95,7 @@ RULE_GRANTS = "team and role: give exactly one of the two."
 LEAD_NEEDS_TEAM = "lead is true; allowed: false without a team."
 
 
-DIRECTORY_INVALID = "{field} is {given}; allowed: {allowed}."
+SETTING_INVALID = "{field} is {given}; allowed: {allowed}."
 DIRECTORY_ALLOWED = {
     "unknown": "nothing, because there is no such setting",
     "url": "ldaps://HOST[:PORT], ldap://HOST[:PORT] with StartTLS, or ldap:// of this machine",

@@ -368,7 +368,7 @@ def _checked_directory(checks: InputChecks, given: Any, kind: str) -> dict[str, 
     problems = list(refused_settings(given))
     for name, value, allowed in problems:
         shown = ascii(value)[:200]
-        text = identity_pages.DIRECTORY_INVALID.format(field=name, given=shown, allowed=allowed)
+        text = identity_pages.SETTING_INVALID.format(field=name, given=shown, allowed=allowed)
         checks.note(name, shown, text)
     return {} if problems else directory_from(given).stored()
 
