@@ -120,6 +120,7 @@ app.conf.update(
         "expire submissions": {"task": "portal.tasks.expire_submissions", **_periodic(10.0, "default")},
         "seal audit": {"task": "portal.tasks.seal_audit", **_periodic(60.0, "default")},
         "check audit": {"task": "portal.tasks.check_audit", **_periodic(60.0, "default")},
+        "sync directories": {"task": "portal.tasks.sync_directories", **_periodic(600.0, "default")},
         "unusual spend": {"task": "portal.tasks.unusual_spend", **_periodic(300.0, "default")},
         "warm utilisation": {"task": "portal.tasks.warm_utilisation", **_periodic(60.0, "default")},
         "forget expired": {"task": "portal.tasks.forget_expired", **_periodic(600.0, "default")},

@@ -19,6 +19,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import environ
 
+from portal.sign_in.identity_file import RefusedValueError, read_identity_file
+
 T = TypeVar("T")
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -101,6 +103,7 @@ class EnvironmentSettings:
     approval_reminder_hours: int
     oidc: Mapping[str, str]
     security_contact: str
+    identity_providers: tuple[Mapping[str, Any], ...]
 
     @property
     def secure(self) -> bool:
@@ -184,6 +187,7 @@ def read_environment(variables: Mapping[str, str]) -> EnvironmentSettings:
         ),
         oidc=_oidc(variables),
         security_contact=_security_contact(variables),
+        identity_providers=_identity_providers(variables),
     )
 
 
@@ -469,6 +473,18 @@ def _security_contact(variables: Mapping[str, str]) -> str:
         allowed = "mailto:ADDRESS or https://HOST/PATH, without spaces"
         raise InvalidSettingError("GPUPOOL_SECURITY_CONTACT", value[:300], allowed)
     return value
+
+
+def _identity_providers(variables: Mapping[str, str]) -> tuple[Mapping[str, Any], ...]:
+    """Return the identity providers in the file that a setting names; empty without the setting."""
+    name = "GPUPOOL_IDENTITY_PROVIDERS"
+    path = _absolute_path(variables, name)
+    try:
+        return read_identity_file(Path(path)) if path else ()
+    except RefusedValueError as problem:
+        raise InvalidSettingError(
+            name, f"{path}: {problem.place} = {problem.value}", problem.allowed
+        ) from None
 
 
 def _email(variables: Mapping[str, str]) -> Mapping[str, Any]:

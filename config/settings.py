@@ -52,6 +52,7 @@ GPUPOOL_NOTICE_NETWORKS = ENVIRONMENT.notice_networks
 GPUPOOL_APPROVAL_REMINDER_HOURS = ENVIRONMENT.approval_reminder_hours
 GPUPOOL_OIDC = ENVIRONMENT.oidc
 GPUPOOL_SECURITY_CONTACT = ENVIRONMENT.security_contact
+GPUPOOL_IDENTITY_PROVIDERS = ENVIRONMENT.identity_providers
 REDIS_URL = ENVIRONMENT.redis_url
 # Path of the Celery application. Lower packages send tasks to it, but may not import config.
 GPUPOOL_TASK_QUEUE = "config.celery.app"

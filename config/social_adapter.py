@@ -17,7 +17,7 @@ from portal.models import User
 from portal.services.people import sign_ins
 from portal.services.people.identity.sign_in import account_of, connect_identity
 from portal.sign_in.client import client_of
-from portal.sign_in.oidc.providers import active_providers, find_provider
+from portal.sign_in.oidc.providers import OIDC, active_providers, find_provider
 from portal.sign_in.oidc.refusals import SignInRefused
 from portal.sign_in.own_session import keep_own_session
 from portal.web.people.identity.oidc import app_of
@@ -30,8 +30,8 @@ class PortalSocialAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
     def list_apps(
         self, request: HttpRequest, provider: str | None = None, client_id: str | None = None
     ) -> list[SocialApp]:
-        """Return the active providers of the database and of the environment."""
-        apps = [app_of(each) for each in active_providers()]
+        """Return the active OpenID Connect providers of the database and of the environment."""
+        apps = [app_of(each) for each in active_providers(OIDC)]
         if provider:
             apps = [app for app in apps if provider in (app.provider, app.provider_id)]
         return [app for app in apps if not client_id or app.client_id == client_id]

@@ -12,6 +12,7 @@ from config.http.security_contact import security_txt
 from portal.api.fleet.metrics import MetricsView
 from portal.web.people.account import to_account
 from portal.web.people.identity.break_glass import break_glass
+from portal.web.people.identity.ldap import sign_in_with_directory
 from portal.web.people.identity.oidc import provider_callback, sign_in_with_provider
 
 handler404 = "config.http.error_responses.not_found"
@@ -31,6 +32,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(
         "accounts/oidc/<str:provider_id>/login/callback/", provider_callback, name="openid_connect_callback"
     ),
+    path("accounts/ldap/<str:provider_id>/login/", sign_in_with_directory, name="directory-login"),
     path("accounts/break-glass/<str:code>/", break_glass, name="break-glass"),
     # The account page lists second factors.
     path("accounts/2fa/", to_account, {"section": "second-factor"}),

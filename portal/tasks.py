@@ -22,12 +22,15 @@ from portal.services import idempotency
 from portal.services.audit_trail import seals, stream, verification
 from portal.services.fleet import pools
 from portal.services.money import unusual_spend
+from portal.services.people.identity import directory_sync
 from portal.services.people.leaving import leaver_work
 from portal.sweeps import expired_sessions, expired_submissions, idle_notebooks
 from scheduler.coordination import clock_correction
 from scheduler.coordination.database_maintenance import current_maintenance
 
 log = logging.getLogger(__name__)
+
+SYNC_LIMIT_SECONDS = 1800  # reading a directory with thousands of people takes minutes
 
 
 @shared_task(name="portal.tasks.notices")  # type: ignore[misc]
@@ -107,6 +110,16 @@ def check_audit() -> int:
     if found:
         log.error("%d audit records or seals were removed or changed; see `manage.py verify_audit`", found)
     return found
+
+
+@shared_task(
+    name="portal.tasks.sync_directories",
+    time_limit=SYNC_LIMIT_SECONDS,
+    soft_time_limit=SYNC_LIMIT_SECONDS - 15,
+)  # type: ignore[misc]
+def sync_directories() -> int:
+    """Sync the people of each LDAP directory that is due, once a day. Return the number of syncs."""
+    return directory_sync.sync_due_directories(timezone.now())
 
 
 @shared_task(name="portal.tasks.unusual_spend")  # type: ignore[misc]

@@ -6,6 +6,7 @@ The database and Valkey are real; `./run test` or `./run services` starts them.
 from __future__ import annotations
 
 import datetime as dt
+import importlib.util
 import itertools
 import os
 import subprocess
@@ -61,6 +62,7 @@ NEEDS = {
     "prometheus": ("Prometheus with promtool", ("promtool",)),
     "nginx": ("nginx", ("nginx",)),
     "caddy": ("Caddy", ("caddy",)),
+    "ldap": ("slapd", ("slapd",)),
 }
 # The worked examples run in an environment of their own: see examples/requirements.txt.
 EXAMPLES = Path(__file__).resolve().parents[1] / ".gpupool" / "torch"
@@ -86,6 +88,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     }
     if not any(CANAILLE_VENV.glob("lib/python*/site-packages/canaille/__init__.py")):
         missing["canaille"] = "Canaille in .gpupool/canaille (tests/oidc/requirements.txt)"
+    if "ldap" not in missing and importlib.util.find_spec("django_auth_ldap") is None:
+        missing["ldap"] = "the packages of sign-in with LDAP (./run env --ldap)"
     for item in items:
         for mark, label in missing.items():
             if item.get_closest_marker(mark):

@@ -15,7 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tools.console import RunError, run_quietly, say, timed_step
-from tools.paths import CANAILLE_VENV, EXAMPLES_VENV, PYTHON, ROOT, STATE, VENV, find_program
+from tools.paths import (
+    CANAILLE_VENV,
+    EXAMPLES_VENV,
+    LDAP_PACKAGES,
+    PYTHON,
+    ROOT,
+    STATE,
+    VENV,
+    find_program,
+)
 
 TEST_PROGRAMS = {
     "bubblewrap": ("bwrap",),
@@ -24,7 +33,17 @@ TEST_PROGRAMS = {
     "nftables": ("nft",),
 }
 # Programs of Debian packages that would start a server: they are unpacked into `.gpupool`, not installed.
-UNPACKED_PROGRAMS = {"prometheus": ("prometheus", "promtool"), "nginx": ("nginx",), "caddy": ("caddy",)}
+UNPACKED_PROGRAMS = {
+    "prometheus": ("prometheus", "promtool"),
+    "nginx": ("nginx",),
+    "caddy": ("caddy",),
+    "slapd": ("slapd",),
+}
+# Libraries that an unpacked program needs and that another package has.
+UNPACKED_LIBRARIES = {"slapd": ("libltdl7", "libwrap0")}
+# Headers with which python-ldap is compiled, and the Debian packages that have them.
+LDAP_HEADERS = {"libldap2-dev": "ldap.h", "libsasl2-dev": "sasl/sasl.h"}
+INCLUDE_FOLDERS = (Path("/usr/include"), Path("/usr/local/include"))
 EXAMPLES_REQUIREMENTS = ROOT / "examples" / "requirements.txt"
 CANAILLE_REQUIREMENTS = ROOT / "tests" / "oidc" / "requirements.txt"
 
@@ -215,6 +234,46 @@ def ensure_canaille() -> None:
         mark.write_text(digest)
 
 
+def ensure_ldap() -> None:
+    """Install the packages of sign-in with LDAP into ``.gpupool/ldap``. Raises RunError.
+
+    python-ldap is compiled. If its headers are missing, the error names the Debian packages.
+    """
+    lock = _lock_file("ldap")
+    mark, digest = LDAP_PACKAGES / ".requirements.sha256", _digest(lock)
+    with _exclusive("ldap"):
+        if mark.exists() and mark.read_text() == digest:
+            return
+        missing = missing_ldap_headers()
+        if missing and not install_system_packages(missing, "python-ldap is compiled with their headers"):
+            line = f"sudo apt-get install -y {' '.join(missing)}"
+            raise RunError(f"sign-in with LDAP needs {' and '.join(missing)}: {line}")
+        with timed_step("packages of sign-in with LDAP installed"):
+            shutil.rmtree(LDAP_PACKAGES, ignore_errors=True)
+            install = ["install", "--quiet", "--no-deps", "--require-hashes", "--target", str(LDAP_PACKAGES)]
+            run_quietly([str(PYTHON), "-m", "pip", *install, "-r", str(lock)])
+        mark.write_text(digest)
+
+
+def ensure_ldap_for_tests() -> None:
+    """Install the packages of sign-in with LDAP. If this fails, say so; in CI, raise RunError instead."""
+    try:
+        ensure_ldap()
+    except RunError as problem:
+        if os.environ.get("CI", "").lower() == "true":
+            raise RunError(f"in CI nothing may be skipped, but LDAP is missing: {problem}") from None
+        say(f"  Tests of sign-in with LDAP will be skipped: {problem}")
+
+
+def missing_ldap_headers() -> list[str]:
+    """Return the Debian packages whose headers are not installed."""
+    return [
+        package
+        for package, header in LDAP_HEADERS.items()
+        if not any((folder / header).exists() for folder in INCLUDE_FOLDERS)
+    ]
+
+
 def _ensure_unpacked(package: str) -> bool:
     """Unpack Debian's package into ``.gpupool``, unless its programs are there. Return True if they are.
 
@@ -228,11 +287,11 @@ def _ensure_unpacked(package: str) -> bool:
             return False
         say(f"  Unpacking Debian's {package} into {STATE / package}: tests need it")
         with tempfile.TemporaryDirectory() as folder:
-            download = ["apt-get", "download", package]
+            download = ["apt-get", "download", package, *UNPACKED_LIBRARIES.get(package, ())]
             if not _apt_succeeds(download, folder):
                 _apt_succeeds(["apt-get", "update"])
                 _apt_succeeds(download, folder)
-            for file in Path(folder).glob(f"{package}_*.deb"):
+            for file in Path(folder).glob("*.deb"):
                 subprocess.run(
                     ["dpkg-deb", "--extract", str(file), str(STATE / package)], capture_output=True
                 )

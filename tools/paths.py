@@ -11,8 +11,9 @@ VENV = STATE / "venv"
 PYTHON = VENV / "bin" / "python"
 EXAMPLES_VENV = STATE / "torch"
 CANAILLE_VENV = STATE / "canaille"  # the OpenID Connect server of the tests
+LDAP_PACKAGES = STATE / "ldap"  # the packages of sign-in with LDAP, added to the path of the services
 # Folders of Debian packages that `./run test` unpacks, because their installation would start a server.
-UNPACKED_PACKAGES = ("prometheus", "nginx", "caddy")
+UNPACKED_PACKAGES = ("prometheus", "nginx", "caddy", "slapd")
 
 
 def find_program(name: str) -> str | None:

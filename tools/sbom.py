@@ -23,8 +23,8 @@ from tools.paths import ROOT, site_packages
 
 SPEC_VERSION = "1.6"
 # The lock files, each with the part of the product that installs its packages.
-LOCKS = {"base": "server", "agent": "agent", "notebooks": "notebooks", "test": "tests"}
-PRODUCT_LOCKS = ("base", "agent", "notebooks")
+LOCKS = {"base": "server", "agent": "agent", "notebooks": "notebooks", "ldap": "ldap", "test": "tests"}
+PRODUCT_LOCKS = ("base", "agent", "notebooks", "ldap")
 PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 REQUIRED_NAME = re.compile(r"^[A-Za-z0-9._-]+")

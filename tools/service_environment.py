@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tools.console import RunError
-from tools.paths import VENV
+from tools.paths import LDAP_PACKAGES, VENV
 
 MAX_BACKUP_HOURS = 720
 AGENT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME", "LD_LIBRARY_PATH")
@@ -78,6 +78,7 @@ def service_settings(
         "DJANGO_SETTINGS_MODULE": "config.settings",
         "PYTHONUNBUFFERED": "1",
         "PATH": path_with_environment(),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(LDAP_PACKAGES), os.environ.get("PYTHONPATH")])),
     }
 
 

@@ -21,6 +21,7 @@ from tools.environment import (
     ensure_canaille,
     ensure_environment,
     ensure_examples_environment,
+    ensure_ldap_for_tests,
     ensure_test_programs,
 )
 from tools.paths import PYTHON, ROOT
@@ -125,6 +126,7 @@ def test_verb(arguments: list[str]) -> int:
     if "--long" in flags:
         ensure_test_programs()
         ensure_canaille()
+        ensure_ldap_for_tests()
         ensure_examples_environment()
         return _run_parts(LONG_PARTS, external, chosen)
     if chosen:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tools.backup.verbs import backup_verb, restore_verb
 from tools.bench import bench_verb
 from tools.console import RunError, say
-from tools.environment import ensure_environment
+from tools.environment import ensure_environment, ensure_ldap
 from tools.gates import check_verb
 from tools.paths import PYTHON, ROOT, VENV
 from tools.sbom import sbom_verb
@@ -71,8 +71,10 @@ def build_agent_verb(arguments: list[str]) -> int:
 
 
 def env_verb(arguments: list[str]) -> int:
-    """Create or update the Python environment."""
+    """Create or update the Python environment. With --ldap, also install the packages of LDAP sign-in."""
     ensure_environment(with_tests="--tests" in arguments)
+    if "--ldap" in arguments:
+        ensure_ldap()
     say(f"The environment is {VENV}")
     return 0
 

@@ -58,6 +58,8 @@ urlpatterns = [
     path("identity/providers/<slug:slug>/", identity.ProviderView.as_view()),
     path("identity/providers/<slug:slug>/remove/", identity.ProviderRemoveView.as_view()),
     path("identity/providers/<slug:slug>/test/", identity.ProviderTestView.as_view()),
+    path("identity/providers/<slug:slug>/sync/", identity.SyncView.as_view()),
+    path("identity/providers/<slug:slug>/sync/preview/", identity.SyncPreviewView.as_view()),
     path("identity/rules/", identity.RuleListView.as_view()),
     path("identity/rules/preview/", identity.RulesPreviewView.as_view()),
     path("identity/rules/<int:id>/remove/", identity.RuleRemoveView.as_view()),

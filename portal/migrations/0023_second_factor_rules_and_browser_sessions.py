@@ -9,7 +9,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("portal", "0020_identity_providers"),
+        ("portal", "0021_directories"),
     ]
 
     operations = [

@@ -5,7 +5,13 @@ from portal.models.audit import AuditEvent
 from portal.models.audit_seals import AuditProgress, AuditSeal, SealedAuditEvent
 from portal.models.handovers import WorkHandover
 from portal.models.idempotency import IdempotencyRecord
-from portal.models.identity import BreakGlassLink, ClaimGrant, ClaimRule, IdentityProvider
+from portal.models.identity import (
+    BreakGlassLink,
+    ClaimGrant,
+    ClaimRule,
+    DirectorySync,
+    IdentityProvider,
+)
 from portal.models.notice_channels import (
     NOTICE_MESSAGE_TRANSITIONS,
     NoticeChannel,
@@ -33,6 +39,7 @@ __all__ = [
     "BrowserSession",
     "ClaimGrant",
     "ClaimRule",
+    "DirectorySync",
     "EntryCode",
     "IdentityProvider",
     "LeaverWork",

@@ -10,8 +10,17 @@ from scheduler.models import Team
 
 
 class IdentityProvider(models.Model):
-    """An OpenID Connect provider of the organisation. Its client secret is stored encrypted."""
+    """An OpenID Connect provider or an LDAP directory of the organisation. Its secret is stored encrypted.
 
+    ``directory`` has the settings of a directory (``portal.sign_in.ldap.settings.DirectorySettings``), whose
+    secret is the password of the service account. It has no issuer, client id and scopes.
+    """
+
+    class Kind(models.TextChoices):
+        OIDC = "oidc"
+        LDAP = "ldap"
+
+    kind = models.CharField(max_length=8, default=Kind.OIDC)
     slug = models.SlugField(
         max_length=40, unique=True, help_text="part of the callback address; never changes"
     )
@@ -35,6 +44,7 @@ class IdentityProvider(models.Model):
         default="", blank=True, help_text="PEM certificates that are trusted in addition to the system's"
     )
     active = models.BooleanField(default=True, help_text="people can sign in with it")
+    directory = models.JSONField(default=dict, blank=True)
     creates_accounts = models.BooleanField(
         default=True, help_text="a person who signs in for the first time gets an account"
     )
@@ -98,3 +108,28 @@ class BreakGlassLink(models.Model):
     created_at = models.DateTimeField()
     expires_at = models.DateTimeField()
     used_at = models.DateTimeField(null=True, blank=True)
+
+
+class DirectorySync(models.Model):
+    """One comparison of the connected people with an LDAP directory. It is never changed.
+
+    ``provider`` is a slug, because a provider of the environment has no row.
+    """
+
+    class Outcome(models.TextChoices):
+        DONE = "done"
+        REFUSED = "refused"  # too many people would have lost something: nothing was changed
+        FAILED = "failed"  # the directory could not be read: nothing was changed
+
+    provider = models.CharField(max_length=40)
+    outcome = models.CharField(max_length=8)
+    people = models.IntegerField(help_text="people who were compared")
+    closed = models.IntegerField(help_text="accounts that were closed, or would have been")
+    joined = models.IntegerField(help_text="people who got a team or a role, or would have")
+    left = models.IntegerField(help_text="people who lost a team or a role, or would have")
+    text = models.TextField(help_text="the result as a sentence")
+    actor = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    created_at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["provider", "-created_at"], name="last_sync_of_a_provider")]

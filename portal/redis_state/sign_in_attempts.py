@@ -56,6 +56,9 @@ class CounterLimits:
 ACCOUNT_LIMITS = CounterLimits(free_attempts=5, first_delay=10, longest_delay=3600, forgotten_after=24 * 3600)
 # All attempts from one address, to any account. Many people may share an address.
 ADDRESS_LIMITS = CounterLimits(free_attempts=50, first_delay=10, longest_delay=600, forgotten_after=3600)
+# Sign-ins with a provider that were started from one address. Each stores a state in a session. Right ones
+# count, too, so an address has more of them.
+START_LIMITS = CounterLimits(free_attempts=200, first_delay=10, longest_delay=600, forgotten_after=3600)
 
 
 USED_CODE_SECONDS = 300  # codes of authenticator apps are valid for 30 seconds
@@ -140,6 +143,19 @@ def use_code_once(user_id: int, code: str) -> bool:
     except redis.RedisError as error:
         log.warning("a code of a second factor cannot be marked as used: %s", error)
         return False
+
+
+def take_back_attempt(counters: Sequence[AttemptCounter]) -> None:
+    """Take back an attempt whose password could not be checked, with the delay that it has started."""
+    try:
+        with nudge.redis_connection().pipeline(transaction=False) as pipe:
+            for counter in counters:
+                pipe.decr(counter.key)
+                pipe.expire(counter.key, counter.limits.forgotten_after)
+                pipe.delete(f"{counter.key}:delay")
+            pipe.execute()
+    except redis.RedisError as error:
+        log.warning("an attempt to sign in could not be taken back: %s", error)
 
 
 @functools.cache

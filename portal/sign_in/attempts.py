@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Sequence
 
 from allauth.account.models import EmailAddress
+from allauth.socialaccount.models import SocialAccount
 from django.db.models import Q
 from django.http import HttpRequest
 
 from portal.models import User
-from portal.redis_state.sign_in_attempts import ACCOUNT_LIMITS, ADDRESS_LIMITS, AttemptCounter
+from portal.redis_state.sign_in_attempts import ACCOUNT_LIMITS, ADDRESS_LIMITS, START_LIMITS, AttemptCounter
 from portal.sign_in.client import client_of
 from portal.sign_in.device_cookie import remembered_device
 
@@ -24,6 +25,14 @@ def accounts_of_login(login: str) -> list[User]:
     addresses = EmailAddress.objects.filter(email__iexact=login).values("user")
     of_login = Q(username__iexact=login) | Q(email__iexact=login) | Q(pk__in=addresses)
     return list(User.objects.filter(of_login).order_by("pk")[:MAX_ACCOUNTS])
+
+
+def accounts_at_provider(slug: str, username: str) -> list[User]:
+    """Return the accounts that are connected to the person with this user name at a provider."""
+    if "\0" in username:
+        return []
+    connected = SocialAccount.objects.filter(provider=slug, extra_data__preferred_username__iexact=username)
+    return list(User.objects.filter(pk__in=connected.values("user")).order_by("pk")[:MAX_ACCOUNTS])
 
 
 def counters_of_attempt(request: HttpRequest, login: str, accounts: Sequence[User]) -> list[AttemptCounter]:
@@ -59,6 +68,11 @@ def second_factor_counter(user_id: int) -> AttemptCounter:
 def refused_identities(network: str) -> AttemptCounter:
     """Return the counter of refused answers of identity providers that came from one address."""
     return AttemptCounter(f"identity:{network}", ADDRESS_LIMITS, cleared_on_success=False)
+
+
+def started_sign_ins(network: str) -> AttemptCounter:
+    """Return the counter of sign-ins with a provider that were started from one address."""
+    return AttemptCounter(f"started:{network}", START_LIMITS, cleared_on_success=False)
 
 
 def address_counter(network: str) -> AttemptCounter:

@@ -20,6 +20,7 @@ NOT_SET = "the setting is empty"
 UNREADABLE = "the file cannot be read"
 NO_CERTIFICATE = "the file has no certificate in PEM"
 EXPIRED = "ended {ago} ago"
+NEVER_SYNCED = "was never compared with the accounts"
 NO_BACKUP = "no backup in the folder"
 LOGS_LOST = "lost in the last minutes"
 LOGS_KEPT = "kept"
@@ -97,6 +98,11 @@ CHECK_TEXTS = {
     "backup": CheckTexts("Age of the last backup", "Look at the log of the backup, and at GPUPOOL_BACKUPS."),
     "backup_verified": CheckTexts(
         "Age of the last verified backup", "Run ./run backup --verify, which restores a backup as a test."
+    ),
+    "directory": CheckTexts(
+        "Last sync with {subject}",
+        "Test the connection on the page of the directory, and sync there.",
+        "sign-in-settings",
     ),
 }
 

@@ -20,8 +20,8 @@ def closed_hosts(
     """Return the hosts of a pool that have a requested model and take no new work, sorted by name.
 
     Each has ``host``, its name, and ``state``: the state of its lease, its repair or its administration, or
-    one of WEAK_ISOLATION, NO_PERSON_USERS, DISK_FULL and GPUS_OUT. GPUS_OUT means that the host takes work but some of its
-    GPUs do not; ``gpus`` is their number. No models means any model. Takes one query.
+    one of WEAK_ISOLATION, NO_PERSON_USERS, DISK_FULL and GPUS_OUT. GPUS_OUT means that the host takes work
+    but some of its GPUs do not; ``gpus`` is their number. No models means any model. Takes one query.
     """
     # The GPUs of a host that counts as powered off are retired until it reports again.
     there = Q(retired_at=None) | Q(host__lease_state=LeaseState.SILENT)

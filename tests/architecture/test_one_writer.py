@@ -61,6 +61,7 @@ WRITERS = {
     "SealedAuditEvent": ("portal/services/audit_trail/seals.py",),
     "SetupCode": ("portal/services/people/setup_code.py",),
     "IdentityProvider": ("portal/services/people/identity/providers.py",),
+    "DirectorySync": ("portal/services/people/identity/directory_sync.py",),
     "ClaimRule": ("portal/services/people/identity/rules.py",),
     "ClaimGrant": ("portal/services/people/identity/rules.py",),
     "BreakGlassLink": ("portal/services/people/identity/break_glass.py",),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from allauth.socialaccount.models import SocialAccount
 
-from portal.models import AuditEvent, ClaimRule, IdentityProvider, User
+from portal.models import AuditEvent, ClaimRule, DirectorySync, IdentityProvider, User
 from portal.sign_in.oidc.providers import settings_of
 from tests.cli.conftest import Gpupool
 from tests.portal.identity_provider import small_provider
@@ -72,3 +72,28 @@ def test_people_list_and_disconnect_their_own_identities(
     assert list(SocialAccount.objects.values_list("uid", flat=True)) == ["2"]
     refused = gpupool("identity", "show")
     assert refused.code == 1 and "Only operators and auditors see how people sign in." in refused.err
+
+
+def test_an_operator_adds_changes_and_syncs_a_directory(
+    gpupool: Gpupool, sign_in: SignIn, served_world: World, tmp_path: Path
+) -> None:
+    """Check the commands with a directory that does not answer; `tests/ldap` has one that does."""
+    sign_in(served_world.operator)
+    secret = tmp_path / "secret"
+    secret.write_text("very secret\n")
+    options = ("--url", "ldaps://127.0.0.1:1", "--bind-dn", "cn=portal,dc=x", "--user-base", "dc=x")
+    added = gpupool("identity", "add-ldap", "Staff", *options, "--secret-file", str(secret))
+    assert (added.code, added.out) == (0, "staff is added.\n"), added.err
+    assert "ldaps://127.0.0.1:1" in gpupool("identity", "show").out
+    changed = gpupool("identity", "set-ldap", "staff", "--max-loss-percent", "5", "--when-gone", "remove")
+    assert changed.code == 0, changed.err
+    row = IdentityProvider.objects.get()
+    assert (row.directory["max_loss_percent"], row.directory["when_gone"]) == (5, "remove")
+    assert row.directory["url"] == "ldaps://127.0.0.1:1" and settings_of(row).secret == "very secret"
+    refused = gpupool("identity", "set-ldap", "staff", "--url", "ldap://ldap.example.org")
+    assert refused.code == 1 and "url is" in refused.err and "allowed: ldaps://" in refused.err
+    for command in (("test", "staff", "--person", "ada"), ("sync", "staff", "--preview"), ("sync", "staff")):
+        found = gpupool("identity", *command)
+        assert found.code == 0 and "Staff" in found.out, found.err
+    assert not json.loads(gpupool("identity", "sync", "staff", "--preview", "--json").out)["closes"]
+    assert DirectorySync.objects.get().outcome == "failed"

@@ -98,6 +98,8 @@ def test_valid_settings_are_read_with_types() -> None:
         ("GPUPOOL_TRUSTED_PROXIES", "proxy.example.org"),
         ("GPUPOOL_TRUSTED_PROXIES", "127.0.0.1,"),
         ("GPUPOOL_TRUSTED_PROXIES", "10.0.0.1/8"),
+        ("GPUPOOL_IDENTITY_PROVIDERS", "providers.json"),
+        ("GPUPOOL_IDENTITY_PROVIDERS", "/nowhere/at/all.json"),
         ("GPUPOOL_OIDC_ISSUER", "http://id.example.org"),
         ("GPUPOOL_OIDC_ISSUER", "https://id.example.org?x=1"),
         ("GPUPOOL_LOG_LEVEL", "loud"),

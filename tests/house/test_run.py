@@ -317,6 +317,24 @@ def test_canaille_that_cannot_be_installed_is_an_error_in_ci_only(
         environment.ensure_canaille()
 
 
+def test_missing_headers_of_ldap_are_named_by_their_debian_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(environment, "LDAP_PACKAGES", tmp_path / "ldap")
+    monkeypatch.setattr(environment, "INCLUDE_FOLDERS", (tmp_path,))
+    monkeypatch.setattr(environment, "install_system_packages", lambda packages, why: False)
+    with pytest.raises(RunError, match="sudo apt-get install -y libldap2-dev libsasl2-dev"):
+        environment.ensure_ldap()
+    monkeypatch.delenv("CI", raising=False)
+    environment.ensure_ldap_for_tests()
+    assert "Tests of sign-in with LDAP will be skipped: sign-in with LDAP needs" in capsys.readouterr().out
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(RunError, match="LDAP is missing"):
+        environment.ensure_ldap_for_tests()
+    (tmp_path / "ldap.h").touch()
+    assert environment.missing_ldap_headers() == ["libsasl2-dev"]
+
+
 def test_prometheus_is_unpacked_and_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Check the commands, and that a package that apt does not have is an error in CI."""
     monkeypatch.setenv("CI", "true")

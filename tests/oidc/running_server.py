@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 import json
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -13,12 +11,9 @@ from typing import IO, Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from portal.web.people.identity.oidc import callback_url
+from tests.self_signed import self_signed_certificate
 from tools.paths import CANAILLE_VENV
 
 CLIENT_ID, SECRET, PASSWORD = "gpupool", "a-client-secret", "correct horse battery"
@@ -75,7 +70,7 @@ def canaille(
     clock_offset: int = 0,
 ) -> Iterator[Canaille]:
     """Run a server. With ``host`` it speaks TLS with a certificate for this name or address."""
-    certificate, key = _certificate(folder, host) if host else ("", "")
+    certificate, key = self_signed_certificate(folder, host) if host else ("", "")
     orders = {
         "certificate": certificate,
         "key": key,
@@ -117,34 +112,3 @@ def _ask(process: subprocess.Popen[str], order: dict[str, Any]) -> str:
 def _pipe(pipe: IO[str] | None) -> IO[str]:
     assert pipe is not None
     return pipe
-
-
-def _certificate(folder: Path, host: str) -> tuple[str, str]:
-    """Write a certificate that signs itself, and its key. Return their paths."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    try:
-        place: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        place = x509.DNSName(host)
-    now = dt.datetime.now(dt.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([place]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    files = (folder / "certificate.pem", folder / "key.pem")
-    files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    files[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
-    return str(files[0]), str(files[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -35,6 +36,37 @@ ACCOUNTS_OPTION = click.option(
     help="Whether a new person gets an account at the first sign-in.",
 )
 
+# For each setting of a directory: the help of its option.
+DIRECTORY_SETTINGS = {
+    "url": "ldaps://HOST[:PORT], or ldap://HOST[:PORT] with --start-tls.",
+    "bind_dn": "The DN of the service account.",
+    "user_base": "The DN below which people are.",
+    "user_filter": "People who match it may sign in.",
+    "username_attribute": "The attribute with the user name.",
+    "subject_attribute": "The attribute with the lasting id.",
+    "email_attribute": "The attribute with the address.",
+    "name_attribute": "The attribute with the full name.",
+    "further_attributes": "Further attributes for rules, with spaces between them.",
+    "group_base": "The DN below which groups are.",
+    "group_kind": "groupOfNames, groupOfUniqueNames, posixGroup or activeDirectory.",
+    "when_gone": "close or remove: what the sync does with people who are gone.",
+    "start_tls": "Whether an ldap:// connection uses StartTLS.",
+    "max_loss_percent": "A sync that would take their account or rights from more people is refused.",
+}
+
+
+def directory_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each setting of a directory."""
+    for name, text in reversed(DIRECTORY_SETTINGS.items()):
+        option = f"--{name.replace('_', '-')}"
+        if name == "start_tls":
+            function = click.option(f"{option}/--no-start-tls", name, default=None, help=text)(function)
+        elif name == "max_loss_percent":
+            function = click.option(option, name, type=click.IntRange(1, 100), help=text)(function)
+        else:
+            function = click.option(option, name, help=text)(function)
+    return function
+
 
 def unix_claim_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that name the claims of the Unix identity."""
@@ -56,10 +88,10 @@ def show_settings(session: CliSession) -> None:
         return output.print_json(found)
     output.print_line(f"Sign-in by password: {'on' if found['local_sign_in'] else 'off'}.")
     providers = (
-        (each["slug"], each["name"], each["issuer"], "on" if each["active"] else "off")
+        (each["slug"], each["name"], _address(each), "on" if each["active"] else "off")
         for each in found["providers"]
     )
-    output.print_table(("provider", "name", "issuer", "state"), providers, "There is no provider.")
+    output.print_table(("provider", "name", "issuer or URL", "state"), providers, "There is no provider.")
     rules = (
         (str(each["id"]), each["provider"], f"{each['claim']}={each['value']}", _granted(each))
         for each in found["rules"]
@@ -116,12 +148,68 @@ def remove_provider(session: CliSession, provider: str, why: str) -> None:
 
 @command(identity, "test")
 @click.argument("provider")
-def run_test(session: CliSession, provider: str) -> None:
-    """Fetch the discovery document and the keys of a provider, and say what is wrong."""
-    found = session.client.post(f"{_path(provider)}test/")
+@click.option("--person", default="", help="A user name of a directory: shows attributes and groups.")
+def run_test(session: CliSession, provider: str, person: str) -> None:
+    """Test the connection to a provider, and say what is wrong."""
+    found = session.client.post(f"{_path(provider)}test/", {"username": person})
     if session.json:
         return output.print_json(found)
-    return output.print_line(f"{'Passed' if found['passed'] else 'Failed'}: {found['text']}")
+    output.print_line(f"{'Passed' if found['passed'] else 'Failed'}: {found['text']}")
+    for name, value in sorted(found["claims"].items()):
+        output.print_line(f"{name}: {json.dumps(value, ensure_ascii=False)}")
+    if found["claims"]:
+        output.print_line(f"The rules give: {_rights(found['granted']) or 'nothing'}")
+    return None
+
+
+@command(identity, "add-ldap")
+@click.argument("name")
+@click.option("--slug", help="A short name that never changes. Omitted: made from the name.")
+@directory_options
+@SECRET_OPTION
+@CERTIFICATES_OPTION
+@ACTIVE_OPTION
+@ACCOUNTS_OPTION
+@REASON_OPTION
+def add_directory(session: CliSession, **fields: Any) -> None:
+    """Add an LDAP directory. The secret is the password of the service account."""
+    body = {"kind": "ldap", **_directory_body(fields)}
+    found = session.client.post("identity/providers/", body)
+    return output.print_json(found) if session.json else output.print_line(f"{found['slug']} is added.")
+
+
+@command(identity, "set-ldap")
+@click.argument("provider")
+@click.option("--name", help="The label of the button on the sign-in page.")
+@directory_options
+@SECRET_OPTION
+@CERTIFICATES_OPTION
+@ACTIVE_OPTION
+@ACCOUNTS_OPTION
+@REASON_OPTION
+def set_directory(session: CliSession, provider: str, **fields: Any) -> None:
+    """Change an LDAP directory. Omitted options stay."""
+    found = session.client.put(_path(provider), _directory_body(fields))
+    return output.print_json(found) if session.json else output.print_line(f"{provider} is changed.")
+
+
+@command(identity, "sync")
+@click.argument("provider")
+@click.option("--preview", is_flag=True, help="Only show the effect. Nothing is changed.")
+@click.option("--allow-loss", is_flag=True, help="Sync although many people lose their account or rights.")
+def sync_directory(session: CliSession, provider: str, preview: bool, allow_loss: bool) -> None:
+    """Close accounts that a directory does not have any more, and apply the rules to present groups."""
+    if not preview:
+        done = session.client.post(f"{_path(provider)}sync/", {"allow_loss": allow_loss})
+        return output.print_json(done) if session.json else output.print_line(done["text"])
+    found = session.client.get(f"{_path(provider)}sync/preview/")
+    if session.json:
+        return output.print_json(found)
+    output.print_line(found["text"])
+    if found["closes"]:
+        output.print_line(f"Accounts that would be closed: {', '.join(found['closes'])}")
+    _print_changes(found["changes"])
+    return output.print_line("Nothing is changed. To do it, run the command without --preview.")
 
 
 @command(identity, "passwords")
@@ -187,13 +275,34 @@ def _print_effect(session: CliSession, change: dict[str, Any]) -> None:
     if session.json:
         return output.print_json(found)
     output.print_line(found["text"])
-    for each in found["changes"]:
-        parts = [f"joins {team} as {role}" for team, role in each["joins"].items()]
-        parts += [f"leaves {team}" for team in each["leaves"]]
-        parts += [f"becomes {role}" for role in each["gains"]]
-        parts += [f"is no longer {role}" for role in each["loses"]]
-        output.print_line(f"{each['username']}: {'; '.join(parts)}")
+    _print_changes(found["changes"])
     return output.print_line("Nothing is changed. To do it, run the command without --preview.")
+
+
+def _print_changes(changes: list[dict[str, Any]]) -> None:
+    for each in changes:
+        output.print_line(f"{each['username']}: {_rights(each)}")
+
+
+def _rights(change: dict[str, Any]) -> str:
+    """Return what a person gains and loses."""
+    parts = [f"joins {team} as {role}" for team, role in change["joins"].items()]
+    parts += [f"leaves {team}" for team in change["leaves"]]
+    parts += [f"becomes {role}" for role in change["gains"]]
+    parts += [f"is no longer {role}" for role in change["loses"]]
+    return "; ".join(parts)
+
+
+def _address(provider: dict[str, Any]) -> str:
+    """Return the issuer, or the URL of a directory."""
+    return str(provider["directory"]["url"] if provider["directory"] else provider["issuer"])
+
+
+def _directory_body(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a request with the settings of a directory as one object."""
+    body = _body(fields)
+    settings = {name: body.pop(name) for name in DIRECTORY_SETTINGS if name in body}
+    return {**body, "directory": settings} if settings else body
 
 
 def _body(fields: dict[str, Any]) -> dict[str, Any]:

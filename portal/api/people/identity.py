@@ -14,7 +14,7 @@ from portal.api.people import identity_shapes as shapes
 from portal.api.people.account_shapes import AccountReasonWish
 from portal.models import ClaimRule, IdentityProvider, TokenScope
 from portal.reads.people.identity import claim_rules, own_identities
-from portal.services.people.identity import providers, rules, sign_in
+from portal.services.people.identity import directory_sync, providers, rules, sign_in
 from portal.sign_in.oidc.providers import all_providers, settings_of
 
 
@@ -93,11 +93,38 @@ class ProviderRemoveView(ApiView):
 class ProviderTestView(ApiView):
     scope = TokenScope.MANAGE
 
-    @extend_schema(operation_id="identity_providers_test", request=None, responses=shapes.ConnectionTestShape)
+    @extend_schema(
+        operation_id="identity_providers_test",
+        request=shapes.ConnectionTestWish,
+        responses=shapes.ConnectionTestShape,
+    )
     def post(self, request: Request, slug: str) -> Response:
-        """Fetch the discovery document and the keys of a provider. For operators."""
-        found = providers.run_connection_test(**self.service_context, slug=slug)
-        return self.object_response(found, shapes.ConnectionTestShape)
+        """Test the connection to a provider. Of a directory, also read one person. For operators."""
+        body = self.validated_body(shapes.ConnectionTestWish)
+        found = providers.run_connection_test(**self.service_context, slug=slug, **body)
+        granted = rules.preview_for_claims(actor=self.actor, provider=slug, claims=found.claims)
+        return self.object_response({**vars(found), "granted": granted}, shapes.ConnectionTestShape)
+
+
+class SyncPreviewView(ApiView):
+    scope = TokenScope.READ
+
+    @extend_schema(operation_id="identity_sync_preview", responses=shapes.SyncPlanShape)
+    def get(self, request: Request, slug: str) -> Response:
+        """Return what a sync with a directory would do. For operators."""
+        found = directory_sync.preview_sync(actor=self.actor, provider=slug, now=self.now)
+        return self.object_response(found, shapes.SyncPlanShape)
+
+
+class SyncView(ApiView):
+    scope = TokenScope.MANAGE
+
+    @extend_schema(operation_id="identity_sync", request=shapes.SyncWish, responses=shapes.DirectorySyncShape)
+    def post(self, request: Request, slug: str) -> Response:
+        """Close accounts that a directory does not have any more, and apply the rules. For operators."""
+        body = self.validated_body(shapes.SyncWish)
+        found = directory_sync.sync_now(**self.service_context, provider=slug, **body)
+        return self.object_response(found, shapes.DirectorySyncShape)
 
 
 class RuleListView(ApiView):

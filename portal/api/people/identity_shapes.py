@@ -8,11 +8,33 @@ from portal.api.base.fields import ResponseSerializer
 from portal.api.base.serializers import StrictSerializer
 from portal.api.people.account_shapes import AccountReasonWish
 from portal.services.people.accounts import ROLES
+from portal.sign_in.ldap.settings import GONE_RULES, GROUP_KINDS
+
+
+class DirectoryShape(ResponseSerializer):
+    url = serializers.CharField()
+    start_tls = serializers.BooleanField()
+    bind_dn = serializers.CharField(help_text="the service account")
+    user_base = serializers.CharField()
+    user_filter = serializers.CharField(help_text="people who match it may sign in")
+    username_attribute = serializers.CharField()
+    subject_attribute = serializers.CharField(help_text="the lasting id of a person")
+    email_attribute = serializers.CharField()
+    name_attribute = serializers.CharField()
+    further_attributes = serializers.CharField(help_text="attributes for rules, with spaces between them")
+    group_base = serializers.CharField()
+    group_kind = serializers.CharField()
+    when_gone = serializers.CharField(
+        help_text="close or remove: what the sync does with people who are gone"
+    )
+    max_loss_percent = serializers.IntegerField(help_text="a sync that takes more from people is refused")
 
 
 class ProviderShape(ResponseSerializer):
     slug = serializers.CharField()
+    kind = serializers.CharField(help_text="oidc or ldap")
     name = serializers.CharField()
+    directory = DirectoryShape(allow_null=True, help_text="null unless the kind is ldap")
     issuer = serializers.CharField()
     client_id = serializers.CharField()
     scopes = serializers.CharField()
@@ -44,10 +66,28 @@ class SignInSettingsShape(ResponseSerializer):
     rules = ClaimRuleShape(many=True)
 
 
+class DirectoryWish(StrictSerializer):
+    url = serializers.CharField(max_length=500, required=False)
+    start_tls = serializers.BooleanField(required=False)
+    bind_dn = serializers.CharField(max_length=500, required=False)
+    user_base = serializers.CharField(max_length=500, required=False)
+    user_filter = serializers.CharField(max_length=500, required=False)
+    username_attribute = serializers.CharField(max_length=80, required=False)
+    subject_attribute = serializers.CharField(max_length=80, required=False)
+    email_attribute = serializers.CharField(max_length=80, required=False)
+    name_attribute = serializers.CharField(max_length=80, required=False)
+    further_attributes = serializers.CharField(max_length=500, required=False, allow_blank=True)
+    group_base = serializers.CharField(max_length=500, required=False, allow_blank=True)
+    group_kind = serializers.ChoiceField(choices=GROUP_KINDS, required=False)
+    when_gone = serializers.ChoiceField(choices=GONE_RULES, required=False)
+    max_loss_percent = serializers.IntegerField(required=False, min_value=1, max_value=100)
+
+
 class ProviderFields(AccountReasonWish):
     name = serializers.CharField(max_length=80)
-    issuer = serializers.CharField(max_length=300)
-    client_id = serializers.CharField(max_length=200)
+    issuer = serializers.CharField(max_length=300, required=False)
+    client_id = serializers.CharField(max_length=200, required=False)
+    directory = DirectoryWish(required=False, help_text="the settings of a provider of the kind ldap")
     secret = serializers.CharField(
         max_length=500, required=False, allow_blank=True, help_text="stored encrypted, never returned"
     )
@@ -67,18 +107,37 @@ class ProviderFields(AccountReasonWish):
 
 class NewProvider(ProviderFields):
     slug = serializers.CharField(max_length=40, required=False)
+    kind = serializers.ChoiceField(choices=["oidc", "ldap"], required=False)
 
 
 class ProviderWish(ProviderFields):
     name = serializers.CharField(max_length=80, required=False)
-    issuer = serializers.CharField(max_length=300, required=False)
-    client_id = serializers.CharField(max_length=200, required=False)
+
+
+class ConnectionTestWish(StrictSerializer):
+    username = serializers.CharField(
+        max_length=150,
+        required=False,
+        allow_blank=True,
+        help_text="a person of a directory, whose attributes and groups are returned",
+    )
+
+
+class RightsChangeShape(ResponseSerializer):
+    username = serializers.CharField()
+    joins = serializers.DictField(child=serializers.CharField(), help_text="role in each team that they join")
+    leaves = serializers.ListField(child=serializers.CharField(), help_text="slugs of teams")
+    gains = serializers.ListField(child=serializers.CharField(), help_text="roles in the organisation")
+    loses = serializers.ListField(child=serializers.CharField(), help_text="roles in the organisation")
+    kept = serializers.ListField(child=serializers.CharField(), help_text="roles that cannot change")
 
 
 class ConnectionTestShape(ResponseSerializer):
     passed = serializers.BooleanField()
     text = serializers.CharField(help_text="what was found, or why the provider cannot be used")
     algorithms = serializers.ListField(child=serializers.CharField(), help_text="algorithms of the keys")
+    claims = serializers.JSONField(help_text="attributes and groups of the person of a directory")
+    granted = RightsChangeShape(help_text="what the rules would give to the person")
 
 
 class LocalSignInWish(AccountReasonWish):
@@ -105,15 +164,6 @@ class RulesPreviewWish(StrictSerializer):
     )
 
 
-class RightsChangeShape(ResponseSerializer):
-    username = serializers.CharField()
-    joins = serializers.DictField(child=serializers.CharField(), help_text="role in each team that they join")
-    leaves = serializers.ListField(child=serializers.CharField(), help_text="slugs of teams")
-    gains = serializers.ListField(child=serializers.CharField(), help_text="roles in the organisation")
-    loses = serializers.ListField(child=serializers.CharField(), help_text="roles in the organisation")
-    kept = serializers.ListField(child=serializers.CharField(), help_text="roles that cannot change")
-
-
 class RulesEffectShape(ResponseSerializer):
     text = serializers.CharField()
     people = serializers.IntegerField(help_text="people whose claims are known")
@@ -131,3 +181,32 @@ class IdentityShape(ResponseSerializer):
 
 class IdentitiesShape(ResponseSerializer):
     results = IdentityShape(many=True)
+
+
+class SyncWish(StrictSerializer):
+    allow_loss = serializers.BooleanField(
+        required=False, help_text="sync although many people would lose their account or rights"
+    )
+
+
+class SyncPlanShape(ResponseSerializer):
+    text = serializers.CharField()
+    people = serializers.IntegerField(help_text="people who were compared")
+    closes = serializers.ListField(child=serializers.CharField(), help_text="accounts that would be closed")
+    kept = serializers.ListField(child=serializers.CharField(), help_text="the last operator, who stays")
+    joins = serializers.IntegerField(help_text="people who would get a team or a role")
+    leaves = serializers.IntegerField(help_text="people who would lose a team or a role")
+    loses_too_many = serializers.BooleanField(help_text="a sync would be refused without allow_loss")
+    problem = serializers.CharField(help_text="why the directory cannot be read; empty if it can")
+    changes = RightsChangeShape(many=True)
+
+
+class DirectorySyncShape(ResponseSerializer):
+    provider = serializers.CharField()
+    outcome = serializers.CharField(help_text="done; refused or failed: nothing was changed")
+    text = serializers.CharField()
+    people = serializers.IntegerField(help_text="people who were compared")
+    closed = serializers.IntegerField(help_text="accounts that were closed, or would have been")
+    joined = serializers.IntegerField(help_text="people who got a team or a role, or would have")
+    left = serializers.IntegerField(help_text="people who lost a team or a role, or would have")
+    created_at = serializers.DateTimeField()

@@ -16,6 +16,7 @@ from portal.reads.system.data_checks import (
     server_clock_check,
     storage_checks,
 )
+from portal.reads.system.directory_checks import directory_checks
 from portal.reads.system.file_checks import backup_checks, certificate_checks
 from portal.reads.system.process_checks import edge_checks, engine_checks, process_checks, queue_checks
 
@@ -59,3 +60,4 @@ def _checks(now: datetime) -> Iterator[HealthCheck]:
     yield from storage_checks(now)
     yield from certificate_checks(now)
     yield from backup_checks(now)
+    yield from directory_checks(now)

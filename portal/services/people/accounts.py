@@ -89,6 +89,37 @@ def change_user(
     """
     policy.require(actor, "user.change")
     require_fresh_proof(actor, "change_user", now)
+    return write_user_change(
+        actor=actor,
+        user=user,
+        now=now,
+        operator=operator,
+        finance=finance,
+        auditor=auditor,
+        active=active,
+        revoke_tokens=revoke_tokens,
+        why=why,
+        via=via,
+    )
+
+
+def write_user_change(
+    *,
+    actor: User | None,
+    user: User,
+    now: datetime,
+    operator: bool | None = None,
+    finance: bool | None = None,
+    auditor: bool | None = None,
+    active: bool | None = None,
+    revoke_tokens: bool = False,
+    why: str = "",
+    via: str = "web",
+) -> User:
+    """Write the change of ``change_user``. The caller has checked the permission.
+
+    Without an actor, the portal itself makes the change. Raises Invalid, OperationRejected.
+    """
     checks = InputChecks()
     given = {"operator": operator, "finance": finance, "auditor": auditor}
     flags = checked_roles(

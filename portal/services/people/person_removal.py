@@ -40,6 +40,22 @@ def remove_person(
     """
     policy.require(actor, "user.change")
     require_fresh_proof(actor, "remove_person", now)
+    return write_removal(actor=actor, user=user, now=now, work=work, why=why, via=via)
+
+
+def write_removal(
+    *,
+    actor: User | None,
+    user: User,
+    now: datetime,
+    work: str | None = None,
+    why: str = "",
+    via: str = "web",
+) -> User:
+    """Remove a person. The caller has checked the permission.
+
+    Without an actor, the portal itself removes the person. Raises Invalid, OperationRejected.
+    """
     checks = InputChecks()
     if work is not None:
         work = checks.choice("work", work, LeaverWork.values)
@@ -49,7 +65,7 @@ def remove_person(
         memberships = Membership.objects.filter(user=user).order_by("team__slug")
         rows = list(memberships.select_related("team"))
         before: dict[str, Any] = {"teams": [f"{row.team.slug} ({row.role})" for row in rows]}
-        accounts.change_user(
+        accounts.write_user_change(
             actor=actor,
             user=user,
             now=now,

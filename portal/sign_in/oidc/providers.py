@@ -1,22 +1,29 @@
-"""List the identity providers of the database and of the environment."""
+"""List the identity providers of the database and of the environment: OpenID Connect and LDAP."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from django.conf import settings
 
 from portal.models import IdentityProvider
+from portal.sign_in.ldap.settings import DirectorySettings, directory_from
 from portal.sign_in.oidc.client_secrets import decrypt_secret
 
 # The columns with the claims of the Unix identity.
 UNIX_CLAIM_COLUMNS = ("uid_claim", "gid_claim", "groups_claim", "unix_name_claim", "home_claim")
-ENVIRONMENT_SLUG = "environment"  # no provider of the database may have this slug
+ENVIRONMENT_SLUG = "environment"  # of the provider that GPUPOOL_OIDC_ISSUER sets
+OIDC, LDAP = IdentityProvider.Kind.OIDC, IdentityProvider.Kind.LDAP
 
 
 @dataclass(frozen=True)
 class ProviderSettings:
-    """The settings of one provider. The environment gives a plain secret, the database an encrypted one."""
+    """The settings of one provider. The environment gives a plain secret, the database an encrypted one.
+
+    A directory has ``directory``, and no issuer, client id and scopes.
+    """
 
     slug: str
     name: str
@@ -29,6 +36,9 @@ class ProviderSettings:
     active: bool = True
     encrypted_secret: str = field(default="", repr=False)
     plain_secret: str = field(default="", repr=False)
+    kind: str = OIDC
+    directory: DirectorySettings | None = None
+    from_environment: bool = False
     uid_claim: str = ""
     gid_claim: str = ""
     groups_claim: str = ""
@@ -54,25 +64,33 @@ class ProviderSettings:
         return decrypt_secret(self.encrypted_secret, self.name)
 
     @property
-    def from_environment(self) -> bool:
-        return self.slug == ENVIRONMENT_SLUG
+    def address(self) -> str:
+        """Return the issuer, or the URL of the directory."""
+        return self.directory.url if self.directory else self.issuer
 
 
 def all_providers() -> list[ProviderSettings]:
-    """Return all providers, also those that are off: first that of the environment, then by name."""
-    rows = IdentityProvider.objects.order_by("name", "slug")
-    return [*_of_environment(), *map(settings_of, rows)]
+    """Return all providers, also those that are off: first those of the environment, then by name.
+
+    A provider of the environment hides one of the database with the same slug.
+    """
+    of_environment = environment_providers()
+    hidden = [each.slug for each in of_environment]
+    rows = IdentityProvider.objects.exclude(slug__in=hidden).order_by("name", "slug")
+    return [*of_environment, *map(settings_of, rows)]
 
 
-def active_providers() -> list[ProviderSettings]:
-    """Return the providers with which people can sign in."""
-    return [each for each in all_providers() if each.active]
+def active_providers(kind: str = "") -> list[ProviderSettings]:
+    """Return the providers with which people can sign in; with ``kind``, only those of one kind."""
+    return [each for each in all_providers() if each.active and kind in ("", each.kind)]
 
 
-def find_provider(slug: str, *, also_inactive: bool = False) -> ProviderSettings | None:
-    """Return the provider with this slug, or None."""
+def find_provider(slug: str, *, kind: str = "", also_inactive: bool = False) -> ProviderSettings | None:
+    """Return the provider with this slug, or None. With ``kind``, it must be of this kind."""
     found = next((each for each in all_providers() if each.slug == slug), None)
-    return found if found is not None and (found.active or also_inactive) else None
+    if found is None or kind not in ("", found.kind):
+        return None
+    return found if found.active or also_inactive else None
 
 
 def settings_of(row: IdentityProvider) -> ProviderSettings:
@@ -89,20 +107,22 @@ def settings_of(row: IdentityProvider) -> ProviderSettings:
         active=row.active,
         encrypted_secret=row.encrypted_secret,
         **{name: getattr(row, name) for name in UNIX_CLAIM_COLUMNS},
+        kind=row.kind,
+        directory=directory_from(row.directory) if row.kind == LDAP else None,
     )
 
 
-def _of_environment() -> list[ProviderSettings]:
-    given = settings.GPUPOOL_OIDC
-    if not given:
-        return []
-    return [
-        ProviderSettings(
-            slug=ENVIRONMENT_SLUG,
-            name=given["name"],
-            issuer=given["issuer"],
-            client_id=given["client_id"],
-            scopes=given["scopes"],
-            plain_secret=given["secret"],
-        )
-    ]
+def environment_providers() -> list[ProviderSettings]:
+    """Return the providers that environment variables, or the file that they name, set."""
+    one = settings.GPUPOOL_OIDC
+    given = [*([{**one, "slug": ENVIRONMENT_SLUG}] if one else []), *settings.GPUPOOL_IDENTITY_PROVIDERS]
+    return [_of_environment(each) for each in given]
+
+
+def _of_environment(given: Mapping[str, Any]) -> ProviderSettings:
+    values = {name: value for name, value in given.items() if name not in ("secret", "directory")}
+    directory = directory_from(given["directory"]) if "directory" in given else None
+    defaults = {"issuer": "", "client_id": ""}
+    return ProviderSettings(
+        **{**defaults, **values}, plain_secret=given["secret"], directory=directory, from_environment=True
+    )

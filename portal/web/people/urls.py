@@ -18,7 +18,7 @@ from portal.web.people import (
     tokens,
     workload_templates,
 )
-from portal.web.people.identity import own_identities, providers, rules, unix_identity
+from portal.web.people.identity import directory_sync, own_identities, providers, rules, unix_identity
 
 urlpatterns = [
     path("teams/", teams.teams, name="teams"),
@@ -43,9 +43,13 @@ urlpatterns = [
     path("ways-to-sign-in/", own_identities.own_identities, name="own-identities"),
     path("settings/sign-in/", providers.sign_in_settings, name="sign-in-settings"),
     path("settings/sign-in/new/", providers.new_provider, name="identity-provider-new"),
+    path("settings/sign-in/new-directory/", providers.new_directory, name="directory-new"),
     path("settings/sign-in/rules/", rules.claim_rules, name="claim-rules"),
     path("settings/sign-in/rules/<int:pk>/remove/", rules.claim_rule_remove, name="claim-rule-remove"),
     path("settings/sign-in/providers/<slug:slug>/", providers.identity_provider, name="identity-provider"),
+    path(
+        "settings/sign-in/providers/<slug:slug>/sync/", directory_sync.directory_sync, name="directory-sync"
+    ),
     path("settings/sign-in/providers/<slug:slug>/claims/", providers.test_claims, name="identity-claims"),
     path("settings/", organisation_settings.organisation_settings, name="settings"),
     path("templates/", workload_templates.workload_templates, name="templates"),

@@ -53,11 +53,27 @@ REFUSED_SIGN_INS = {
     ),
     "connected_to_other": "This identity of {name} is connected to another account.",
     "sign_in_first": "Sign in before you connect an identity.",
+    "directory_secret_missing": "The settings of {name} have no password of the service account.",
+    "directory_bind_refused": (
+        "{name} refuses the service account of the portal. An operator checks its name and its password."
+    ),
+    "directory_base_missing": "{name} has no entry {base}. An operator checks the settings of {name}.",
+    "directory_referral": "{name} refers to another server, which the portal does not ask.",
+    "directory_error": "{name} answers with an error: {problem}.",
+    "directory_password_wrong": "{name} does not accept this user name and password.",
+    "entry_disabled": "{name} says that your account is disabled.",
+    "too_many_attempts": "Too many attempts to sign in. Wait {seconds} seconds, and try again.",
+    "ldap_not_installed": (
+        "{name} needs the packages of sign-in with LDAP, which this server does not have. An operator "
+        "installs gpupool[ldap]."
+    ),
     "not_allowed": "Only an operator may test an identity provider.",
 }
 
 ENDPOINT_INVALID = "{name} is {given}; allowed: an https URL"
 STATUS_UNEXPECTED = "{url} answers with status {status}"
+DIRECTORY_USER_NAME = "User name"
+DIRECTORY_PASSWORD = "Password"
 LOCAL_SIGN_IN_OFF = "Passwords are turned off. Sign in with one of the buttons."
 BREAK_GLASS_MINUTES = 15
 BREAK_GLASS_INVALID = "This link was used, is too old, or never existed. Print a new one with break_glass."
@@ -77,6 +93,68 @@ RULE_UNKNOWN = "remove is {given}; allowed: the id of a rule."
 TEAM_UNKNOWN = "team is {given}; allowed: the slug of a team."
 RULE_GRANTS = "team and role: give exactly one of the two."
 LEAD_NEEDS_TEAM = "lead is true; allowed: false without a team."
+
+
+SETTING_INVALID = "{field} is {given}; allowed: {allowed}."
+DIRECTORY_ALLOWED = {
+    "unknown": "nothing, because there is no such setting",
+    "url": "ldaps://HOST[:PORT], ldap://HOST[:PORT] with StartTLS, or ldap:// of this machine",
+    "start_tls": "true or false",
+    "bind_dn": "the DN of the service account, or NAME@DOMAIN",
+    "user_base": "a DN, such as ou=people,dc=example,dc=org",
+    "user_filter": "a filter in parentheses, such as (objectClass=person)",
+    "username_attribute": "the name of an attribute, such as uid",
+    "subject_attribute": "the name of an attribute, such as entryUUID",
+    "email_attribute": "the name of an attribute, such as mail",
+    "name_attribute": "the name of an attribute, such as cn",
+    "further_attributes": "names of attributes with spaces between them, or nothing",
+    "group_base": "a DN, or nothing",
+    "group_kind": "groupOfNames, groupOfUniqueNames, posixGroup or activeDirectory",
+    "when_gone": "close or remove",
+    "max_loss_percent": "a whole number from 1 to 100",
+}
+# For each setting of a directory: its label in the form, and a hint.
+DIRECTORY_LABELS = {
+    "url": ("URL", "ldaps://HOST[:PORT], or ldap://HOST[:PORT] with StartTLS."),
+    "start_tls": ("StartTLS", ""),
+    "bind_dn": ("Service account", "Its DN. It reads people and groups, and needs no other rights."),
+    "user_base": ("People below", "A DN, such as ou=people,dc=example,dc=org."),
+    "user_filter": ("People are", "A filter. Only people who match it may sign in."),
+    "username_attribute": ("Attribute with the user name", "Active Directory: sAMAccountName."),
+    "subject_attribute": ("Attribute with the lasting id", "Active Directory: objectGUID."),
+    "email_attribute": ("Attribute with the address", ""),
+    "name_attribute": ("Attribute with the full name", ""),
+    "further_attributes": ("Further attributes for rules", "Words with spaces between them."),
+    "group_base": ("Groups below", "A DN. Empty: the directory gives no groups."),
+    "group_kind": ("Kind of groups", ""),
+    "when_gone": ("People who are gone", "close: the account is closed. remove: also teams and work end."),
+    "max_loss_percent": (
+        "Largest loss in %",
+        "A sync that takes more people's account or rights is refused.",
+    ),
+}
+KIND_FIELDS = "directory: give it for a provider of the kind ldap, and only for it."
+KIND_INVALID = "kind is {given}; allowed: oidc or ldap."
+SECRET_NEEDED = "secret is empty; allowed: the password of the service account."
+PERSON_UNKNOWN = "{name} has no person {given} who may use the portal."
+DIRECTORY_ANSWERS = "{name} answers and accepts the service account."
+PERSON_FOUND = "{name} has the person {given}."
+PERSON_DISABLED = "{name} has the person {given}, who is disabled and cannot sign in."
+NO_DIRECTORY = "{name} is no LDAP directory, so it cannot be compared with the accounts."
+SYNC_UNREADABLE = "Nothing was changed: {problem}"
+SYNC_TOO_MANY = (
+    "Nothing was changed: {lost} of {people} people would lose their account or rights. At most {percent} % "
+    "may. Look at the directory; then an operator can sync with this loss allowed."
+)
+
+
+def sync_sentence(closed: int, joined: int, left: int, people: int, *, preview: bool) -> str:
+    """Return what a sync did, or would do."""
+    if not people:
+        return "No account is connected to the directory."
+    would = "would be " if preview else ""
+    join, leave = ("would join", "would leave") if preview else ("joined", "left")
+    return f"{closed} accounts {would or 'were '}closed, {joined} {join}, {left} {leave}, of {people} people."
 
 
 def effect_sentence(joins: int, leaves: int, people: int) -> str:

@@ -162,3 +162,5 @@ PROOFS = {
     "mfa_reauthenticate": "Use a code",
     "mfa_reauthenticate:webauthn": "Use a passkey",
 }
+
+NOT_IN_DIRECTORY = "{name} does not have the person any more, or has disabled them."

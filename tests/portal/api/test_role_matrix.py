@@ -119,6 +119,8 @@ TABLE: dict[tuple[str, str], tuple[dict[str, Any], tuple[int, ...]]] = {
     ("PUT", "identity/providers/{slug}/"): ({"active": False}, (403, 403, 403, 403, 403, 404, 403, 403)),
     ("POST", "identity/providers/{slug}/remove/"): ({}, (403, 403, 403, 403, 403, 404, 403, 403)),
     ("POST", "identity/providers/{slug}/test/"): ({}, (403, 403, 403, 403, 403, 400, 403, 403)),
+    ("POST", "identity/providers/{slug}/sync/"): ({}, (403, 403, 403, 403, 403, 400, 403, 403)),
+    ("GET", "identity/providers/{slug}/sync/preview/"): ({}, (403, 403, 403, 403, 403, 400, 403, 403)),
     ("POST", "identity/rules/"): (
         {"provider": "corp", "claim": "groups", "value": "x", "team": "vision"},
         (403, 403, 403, 403, 403, 400, 403, 403),

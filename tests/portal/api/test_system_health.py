@@ -20,13 +20,14 @@ from django.test.utils import CaptureQueriesContext
 from rest_framework.test import APIClient
 
 from portal.errors import NotAllowed
-from portal.models import AuditProgress, AuditSeal, User
+from portal.models import AuditProgress, AuditSeal, DirectorySync, IdentityProvider, User
 from portal.processes.reports import PROCESS_KEY, PROCESS_ROLES, ProcessReport
 from portal.reads.system import process_checks
 from portal.reads.system.checks import HealthCheck, HealthLimit, HealthState
 from portal.reads.system.health import system_health
 from portal.redis_state.log_loss import LOG_LOSS_KEY
 from portal.redis_state.serving_edge import ACTIVE_EDGE_KEY
+from portal.services.people.identity.providers import create_provider
 from portal.wording import system_texts
 from scheduler.models import ClockReading, Host, Leader
 from scheduler.state import nudge
@@ -78,7 +79,39 @@ def test_a_limit_says_from_which_value_a_state_is_worse() -> None:
     assert HealthLimit(None, None).text == "none"
 
 
+def add_directory(world: World) -> None:
+    settings = {
+        "url": "ldaps://ldap.example.org",
+        "bind_dn": "cn=portal,dc=example",
+        "user_base": "dc=example",
+    }
+    given = {"name": "Corp", "kind": "ldap", "secret": "very secret", "directory": settings}
+    create_provider(actor=world.operator, now=world.now, **given)
+
+
+def test_directories_are_judged_by_their_last_sync(world: World) -> None:
+    add_directory(world)
+    assert (state(world, "directory", "Corp"), check(world, "directory", "Corp").text) == (
+        "unknown",
+        system_texts.NEVER_SYNCED,
+    )
+    counts = {"people": 1, "closed": 0, "joined": 0, "left": 0}
+    given = {"provider": "corp", "outcome": "done", "created_at": world.now, **counts}
+    DirectorySync.objects.create(**given, text="0 accounts were closed.")
+    assert (state(world, "directory", "Corp"), check(world, "directory", "Corp").text) == (
+        "good",
+        "0 accounts were closed.",
+    )
+    later = world.now + dt.timedelta(hours=27)
+    assert state(world, "directory", "Corp", now=later) == "attention"
+    DirectorySync.objects.create(**{**given, "outcome": "refused"}, text="Nothing was changed.")
+    assert state(world, "directory", "Corp") == "bad"
+    IdentityProvider.objects.update(active=False)
+    assert "directory" not in {each.check for each in system_health(world.operator, world.now).checks}
+
+
 def test_every_kind_of_check_has_texts_and_every_text_a_check(world: World) -> None:
+    add_directory(world)
     with override_settings(GPUPOOL_EDGE_STANDBY=True):
         found = system_health(world.operator, world.now).checks
     assert {each.check for each in found} == set(system_texts.CHECK_TEXTS)
@@ -329,7 +362,7 @@ def test_the_number_of_queries_is_fixed(world: World) -> None:
     Host.objects.update(lease_state="silent")
     with CaptureQueriesContext(connection) as after:
         system_health(world.operator, world.now)
-    assert len(before) == len(after) <= 8
+    assert len(before) == len(after) <= 9
 
 
 @pytest.mark.parametrize("role", ["member", "lead", "finance", "stranger"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,105 @@ def test_the_certificates_of_a_provider_are_trusted_beside_those_of_the_system(o
     first = first[first.index("-----BEGIN") :]
     assert create(operator, ca_certificates=first).status_code == 302
     assert IdentityProvider.objects.get().ca_certificates == first.strip()
+
+
+DIRECTORY = {
+    "name": "Staff",
+    "url": "ldaps://ldap.example.org",
+    "bind_dn": "cn=portal,dc=example",
+    "secret": "very secret",
+    "user_base": "ou=people,dc=example",
+    "user_filter": "(objectClass=person)",
+    "username_attribute": "uid",
+    "subject_attribute": "entryUUID",
+    "email_attribute": "mail",
+    "name_attribute": "cn",
+    "group_base": "",
+    "further_attributes": "",
+    "group_kind": "groupOfNames",
+    "when_gone": "close",
+    "max_loss_percent": "20",
+    "active": "on",
+    "creates_accounts": "on",
+}
+
+
+def test_a_directory_is_created_changed_and_removed_and_its_secret_is_never_shown(operator: Client) -> None:
+    assert operator.get(reverse("directory-new")).status_code == 200
+    assert operator.post(reverse("directory-new"), DIRECTORY).status_code == 302
+    row = IdentityProvider.objects.get()
+    assert (row.slug, row.kind) == ("staff", "ldap") and "very secret" not in row.encrypted_secret
+    address = reverse("identity-provider", args=["staff"])
+    page = operator.get(address).content.decode()
+    assert "very secret" not in page and "ldaps://ldap.example.org" in page and "Last sync" in page
+    changed = {**DIRECTORY, "secret": "", "max_loss_percent": "50", "action": "save"}
+    assert operator.post(address, changed).status_code == 302
+    row.refresh_from_db()
+    assert (row.directory["max_loss_percent"], settings_of(row).secret) == (50, "very secret")
+    assert "Staff" in Client().get(reverse("account_login")).content.decode()
+    assert "directory-new" not in operator.get(reverse("sign-in-settings")).content.decode()
+    assert operator.post(address, {"action": "remove"}).status_code == 302
+    assert not IdentityProvider.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"url": "ldap://ldap.example.org"}, "url is &#x27;ldap://ldap.example.org&#x27;; allowed: ldaps://"),
+        ({"user_filter": "uid=x"}, "allowed: a filter in parentheses"),
+        ({"secret": ""}, "secret is empty; allowed: the password of the service account."),
+        ({"max_loss_percent": "0"}, "allowed: a whole number from 1 to 100"),
+    ],
+)
+def test_a_wrong_setting_of_a_directory_is_refused_at_its_field(
+    operator: Client, change: dict[str, str], problem: str
+) -> None:
+    answer = operator.post(reverse("directory-new"), {**DIRECTORY, **change})
+    page = answer.content.decode().replace("&quot;", "&#x27;")
+    assert answer.status_code == 400 and problem in page, page
+    assert not IdentityProvider.objects.exists()
+
+
+def test_the_address_of_oidc_does_not_serve_a_directory_and_the_other_way_round(operator: Client) -> None:
+    create(operator)
+    operator.post(reverse("directory-new"), DIRECTORY)
+    assert Client().post(reverse("openid_connect_login", args=["staff"])).status_code == 404
+    assert Client().get(reverse("openid_connect_callback", args=["staff"])).status_code == 404
+    assert Client().get(reverse("directory-login", args=["corp"])).status_code == 404
+    assert operator.get(reverse("directory-sync", args=["corp"])).status_code == 404
+
+
+def test_a_missing_package_of_ldap_is_named(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "portal.sign_in.ldap.backend", None)  # an import of it fails
+    operator.post(reverse("directory-new"), DIRECTORY)
+    page = operator.post(reverse("identity-provider", args=["staff"]), {"action": "test"}).content.decode()
+    assert "installs gpupool[ldap]" in page
+    page = operator.get(reverse("directory-sync", args=["staff"])).content.decode()
+    assert "Nothing was changed: Staff needs the packages" in page and "Sync now" not in page
+    answer = Client().post(
+        reverse("directory-login", args=["staff"]), {"username": "ada", "password": "a password"}
+    )
+    assert answer.status_code == 403 and "installs gpupool[ldap]" in answer.content.decode()
+
+
+def test_a_file_of_the_environment_sets_several_providers(operator: Client, settings: Any) -> None:
+    directory = {"url": "ldaps://ldap.example.org", "bind_dn": "cn=portal,dc=example", "user_base": "dc=x"}
+    settings.GPUPOOL_IDENTITY_PROVIDERS = (
+        {"kind": "ldap", "slug": "staff", "name": "Staff", "secret": "very secret", "directory": directory},
+        {
+            "kind": "oidc",
+            "slug": "guests",
+            "name": "Guests",
+            "secret": "very secret",
+            "issuer": "https://id.example.org",
+            "client_id": "gpupool",
+        },
+    )
+    page = Client().get(reverse("account_login")).content.decode()
+    assert reverse("directory-login", args=["staff"]) in page
+    assert reverse("openid_connect_login", args=["guests"]) in page
+    for slug in ("staff", "guests"):
+        page = operator.get(reverse("identity-provider", args=[slug])).content.decode()
+        assert "Environment variables set this provider." in page and "very secret" not in page
+    answer = create(operator, name="Guests")
+    assert answer.status_code == 302 and IdentityProvider.objects.get().slug != "guests"

@@ -18,11 +18,11 @@ from django.test import Client
 from django.urls import reverse
 
 from portal.models import AuditEvent, BreakGlassLink, IdentityProvider, Organisation, User
-from portal.redis_state.sign_in_attempts import ADDRESS_LIMITS
+from portal.redis_state.sign_in_attempts import ADDRESS_LIMITS, START_LIMITS
 from portal.services.people import account_security
 from portal.services.people.identity import providers
 from portal.services.people.password_links import password_link
-from portal.sign_in.attempts import refused_identities
+from portal.sign_in.attempts import refused_identities, started_sign_ins
 from portal.sign_in.oidc.discovery import PublicKey, _public_key
 from portal.sign_in.oidc.id_token import verify_id_token
 from portal.sign_in.oidc.providers import ProviderSettings
@@ -42,17 +42,19 @@ from tests.world import PASSWORD, World
 
 pytestmark = pytest.mark.django_db
 
+STARTS = started_sign_ins("127.0.0.1").key
 REFUSALS = refused_identities("127.0.0.1").key  # the count of refusals from the address of the tests
 ADA = {"sub": "ada-1", "preferred_username": "ada", "email": "ada@example.org", "name": "Ada L"}
 
 
 @pytest.fixture(autouse=True)
 def no_earlier_refusals() -> Iterator[None]:
-    """Begin and end each test without counted refusals."""
+    """Begin and end each test without counted refusals and starts."""
     connection = nudge.redis_connection()
-    connection.delete(REFUSALS, f"{REFUSALS}:delay")
+    counted = [key for name in (REFUSALS, STARTS) for key in (name, f"{name}:delay")]
+    connection.delete(*counted)
     yield
-    connection.delete(REFUSALS, f"{REFUSALS}:delay")
+    connection.delete(*counted)
 
 
 @pytest.fixture(scope="module")
@@ -484,3 +486,19 @@ def test_a_break_glass_link_ends_and_is_only_for_operators(
     path = capsys.readouterr().out.strip().removeprefix(settings.GPUPOOL_PORTAL_URL)
     BreakGlassLink.objects.update(expires_at=world.now)
     assert Client().post(path).status_code == 403
+
+
+def test_too_many_starts_from_one_address_are_refused_before_a_state_is_stored(
+    provider: SmallProvider,
+) -> None:
+    address = reverse("openid_connect_login", args=["corp"])
+    nudge.redis_connection().set(STARTS, START_LIMITS.free_attempts - 2)
+    assert Client().post(address).status_code == 200
+    assert Client().post(address).status_code == 200  # starts a delay for the next one
+    browser = Client()
+    early = browser.post(address)
+    assert (
+        early.status_code == 403 and "Too many attempts to sign in. Wait 10 seconds" in early.content.decode()
+    )
+    assert not browser.session.keys()
+    assert Client().post(address, REMOTE_ADDR="192.0.2.7").status_code == 200

@@ -188,6 +188,8 @@ TABLE: dict[str, tuple[str, tuple[int, ...]]] = {
     "own-identities": ("GET", ALL),
     "sign-in-settings": ("GET", SEE_ALL),
     "identity-provider-new": ("GET", OPERATORS),
+    "directory-new": ("GET", OPERATORS),
+    "directory-sync": ("GET", OPERATORS),
     "identity-provider": ("GET", SEE_ALL),
     # 404 for the operator: this session has no claims of a test sign-in.
     "identity-claims": ("GET", (403, 403, 403, 403, 403, 404, 403, 403)),
@@ -220,6 +222,14 @@ class SampleObjects:
             issuer="https://id.example.org",
             client_id="x",
             secret="y",
+            now=world.now,
+        )
+        identity_providers.create_provider(
+            actor=world.operator,
+            name="Staff",
+            kind="ldap",
+            secret="y",
+            directory={"url": "ldaps://127.0.0.1:1", "bind_dn": "cn=x", "user_base": "dc=x"},
             now=world.now,
         )
         self.channel, _ = notice_channels.create_channel(
@@ -318,6 +328,7 @@ class SampleObjects:
             "team": ["vision"],
             "identity-provider": ["corp"],
             "identity-claims": ["corp"],
+            "directory-sync": ["staff"],
             "claim-rule-remove": [self.claim_rule.pk],
             "person": [self.job.owner.username],
             "unix-identity": [self.job.owner.username],

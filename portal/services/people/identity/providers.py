@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import ssl
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -15,13 +16,20 @@ from portal import locks, policy
 from portal.input_checks import InputChecks, unique_slug
 from portal.models import ClaimGrant, ClaimRule, IdentityProvider, Organisation, User
 from portal.services import audit
+from portal.sign_in.ldap.checks import refused_settings
+from portal.sign_in.ldap.directory import open_directory
+from portal.sign_in.ldap.settings import USERNAME_CLAIM, directory_from
 from portal.sign_in.oidc.client_secrets import encrypt_secret, encrypt_secret_again
 from portal.sign_in.oidc.discovery import fetch_discovery, fetch_keys, is_safe_url
 from portal.sign_in.oidc.providers import (
     ENVIRONMENT_SLUG,
+    LDAP,
+    OIDC,
     UNIX_CLAIM_COLUMNS,
     ProviderSettings,
     active_providers,
+    all_providers,
+    environment_providers,
     find_provider,
 )
 from portal.sign_in.oidc.refusals import SignInRefused
@@ -30,6 +38,7 @@ from scheduler.core.rejection import OperationRejected
 
 AUDITED = (
     "slug",
+    "kind",
     "name",
     "issuer",
     "client_id",
@@ -38,31 +47,40 @@ AUDITED = (
     "active",
     "creates_accounts",
     *UNIX_CLAIM_COLUMNS,
+    "directory",
 )
+OIDC_FIELDS = ("issuer", "client_id", "scopes", "username_claim")
+DEFAULT_SCOPES = "openid profile email"
 CLAIM_PATTERN = re.compile(r"[A-Za-z0-9_.:/-]{1,80}")
 MAX_CERTIFICATE_LENGTH = 100_000
 
 
 @dataclass(frozen=True)
 class ConnectionTest:
-    """The result of a test of a provider. ``problem`` is empty if the provider can be used."""
+    """The result of a test of a provider.
+
+    ``claims`` are those of the person in a directory for whom the operator asked.
+    """
 
     passed: bool
     text: str
     algorithms: tuple[str, ...] = ()
+    claims: Mapping[str, Any] = field(default_factory=dict)
 
 
 def create_provider(
     *,
     actor: User,
     name: str,
-    issuer: str,
-    client_id: str,
     secret: str,
     now: datetime,
+    kind: str = OIDC,
+    issuer: str | None = None,
+    client_id: str | None = None,
+    scopes: str | None = None,
+    username_claim: str | None = None,
+    directory: Mapping[str, Any] | None = None,
     slug: str = "",
-    scopes: str = "openid profile email",
-    username_claim: str = "preferred_username",
     ca_certificates: str = "",
     active: bool = True,
     creates_accounts: bool = True,
@@ -72,33 +90,47 @@ def create_provider(
 ) -> IdentityProvider:
     """Create a provider. An empty slug gets a default. ``unix_claims`` are values of UNIX_CLAIM_COLUMNS.
 
-    Raises Invalid, OperationRejected, NotAllowed.
+    A directory (``kind`` ldap) has settings in ``directory``. Another provider has issuer, client id, scopes
+    and the claim with the user name. Raises Invalid, OperationRejected, NotAllowed.
     """
     policy.require(actor, "identity.change")
     checks = InputChecks()
     given = {
         "name": name,
-        "issuer": issuer,
-        "client_id": client_id,
         "secret": secret,
-        "scopes": scopes,
-        "username_claim": username_claim,
         "ca_certificates": ca_certificates,
         "active": active,
         "creates_accounts": creates_accounts,
         **unix_claims,
     }
+    of_oidc = {
+        "issuer": issuer,
+        "client_id": client_id,
+        "scopes": scopes,
+        "username_claim": username_claim,
+    }
+    if kind == LDAP:
+        given |= {"directory": directory or {}, **_without_none(of_oidc)}
+        if not secret:
+            checks.note("secret", "", identity_pages.SECRET_NEEDED)
+    else:
+        defaults = {"issuer": "", "client_id": "", "scopes": DEFAULT_SCOPES, "username_claim": USERNAME_CLAIM}
+        given |= {**defaults, **_without_none({**of_oidc, "directory": directory})}
+    if kind not in (OIDC, LDAP):
+        checks.note("kind", str(kind), identity_pages.KIND_INVALID.format(given=ascii(kind)[:40]))
     values = {
+        "kind": kind,
         "encrypted_secret": encrypt_secret(""),  # a client without a secret authenticates by PKCE alone
-        **_checked(checks, given),
+        **_checked(checks, given, kind),
     }
     why = checks.reason(why)
-    taken = [ENVIRONMENT_SLUG, *IdentityProvider.objects.values_list("slug", flat=True)]
+    of_environment = [ENVIRONMENT_SLUG, *(each.slug for each in environment_providers())]
+    taken = [*of_environment, *IdentityProvider.objects.values_list("slug", flat=True)]
     if slug:
         slug = checks.pattern(
             "slug", slug, re.compile(r"[a-z0-9][a-z0-9-]{0,39}"), "up to 40 small letters, digits and -"
         )
-        if slug == ENVIRONMENT_SLUG:
+        if slug in of_environment:
             checks.note("slug", slug, identity_pages.SLUG_RESERVED.format(given=slug))
     checks.done()
     try:
@@ -135,7 +167,9 @@ def change_provider(
     """
     policy.require(actor, "identity.change")
     checks = InputChecks()
-    values = _checked(checks, given)
+    if "directory" in given and isinstance(given["directory"], Mapping):
+        given["directory"] = {**provider.directory, **given["directory"]}
+    values = _checked(checks, given, provider.kind)
     why = checks.reason(why)
     checks.done()
     with transaction.atomic():
@@ -241,16 +275,22 @@ def set_local_sign_in(
     return organisation
 
 
-def run_connection_test(*, actor: User, slug: str, now: datetime, via: str = "web") -> ConnectionTest:
-    """Fetch the discovery document and the keys of a provider, and say what is wrong with them.
+def run_connection_test(
+    *, actor: User, slug: str, now: datetime, username: str = "", via: str = "web"
+) -> ConnectionTest:
+    """Test whether a provider can be used, and say what is wrong.
 
-    Raises NotAllowed, and Invalid for an unknown slug.
+    For OpenID Connect, fetch the discovery document and the keys. For a directory, sign the service account
+    in, and read the person ``username``, if given. Raises NotAllowed, and Invalid for an unknown slug.
     """
     policy.require(actor, "identity.change")
     checks = InputChecks()
     provider = checked_provider(checks, "provider", slug)
+    username = checks.text("username", username, least=0, most=150)
     checks.done()
     try:
+        if provider.kind == LDAP:
+            return _directory_test(provider, username, now)
         keys = fetch_keys(provider, fetch_discovery(provider))
         provider.secret  # noqa: B018 - raises if the secret cannot be decrypted
     except SignInRefused as refusal:
@@ -259,6 +299,21 @@ def run_connection_test(*, actor: User, slug: str, now: datetime, via: str = "we
     return ConnectionTest(
         True, text, tuple(sorted({algorithm for key in keys for algorithm in key.algorithms}))
     )
+
+
+def _directory_test(provider: ProviderSettings, username: str, now: datetime) -> ConnectionTest:
+    with open_directory(provider) as directory:
+        if not username:
+            return ConnectionTest(True, identity_pages.DIRECTORY_ANSWERS.format(name=provider.name))
+        found = directory.person_named(username, now)
+    if found is None:
+        text = identity_pages.PERSON_UNKNOWN.format(name=provider.name, given=username)
+        return ConnectionTest(False, text)
+    if found.disabled:
+        text = identity_pages.PERSON_DISABLED.format(name=provider.name, given=username)
+        return ConnectionTest(False, text, claims=found.claims)
+    text = identity_pages.PERSON_FOUND.format(name=provider.name, given=username)
+    return ConnectionTest(True, text, claims=found.claims)
 
 
 def checked_provider(checks: InputChecks, field: str, slug: Any) -> ProviderSettings:
@@ -274,20 +329,29 @@ def checked_provider(checks: InputChecks, field: str, slug: Any) -> ProviderSett
 
 
 def _slugs() -> list[str]:
-    return [
-        *([ENVIRONMENT_SLUG] if find_provider(ENVIRONMENT_SLUG) else []),
-        *IdentityProvider.objects.order_by("slug").values_list("slug", flat=True),
-    ]
+    return sorted(each.slug for each in all_providers())
 
 
-def _checked(checks: InputChecks, given: dict[str, Any]) -> dict[str, Any]:
+def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _checked(checks: InputChecks, given: dict[str, Any], kind: str) -> dict[str, Any]:
     """Return the columns for the given fields, and note the problems."""
     values: dict[str, Any] = {}
+    if kind == LDAP and (foreign := [name for name in OIDC_FIELDS if name in given]):
+        checks.note(foreign[0], "", identity_pages.KIND_FIELDS)
     for name, most in (("name", 80), ("client_id", 200)):
         if name in given:
             values[name] = checks.text(name, given[name], most=most)
-    if "issuer" in given:
-        values["issuer"] = _checked_issuer(checks, given["issuer"])
+    for name, check in (
+        ("directory", lambda: _checked_directory(checks, given["directory"], kind)),
+        ("issuer", lambda: _checked_issuer(checks, given["issuer"])),
+        ("scopes", lambda: _checked_scopes(checks, given["scopes"])),
+        ("ca_certificates", lambda: _checked_certificates(checks, given["ca_certificates"])),
+    ):
+        if name in given:
+            values[name] = check()
     if "username_claim" in given:
         values["username_claim"] = checks.pattern(
             "username_claim", given["username_claim"], CLAIM_PATTERN, "the name of a claim"
@@ -298,16 +362,25 @@ def _checked(checks: InputChecks, given: dict[str, Any]) -> dict[str, Any]:
             values[name] = (
                 checks.pattern(name, claim, CLAIM_PATTERN, "the name of a claim, or nothing") if claim else ""
             )
-    if "scopes" in given:
-        values["scopes"] = _checked_scopes(checks, given["scopes"])
-    if "ca_certificates" in given:
-        values["ca_certificates"] = _checked_certificates(checks, given["ca_certificates"])
     if given.get("secret"):
         values["encrypted_secret"] = encrypt_secret(checks.text("secret", given["secret"], most=500))
     for name in ("active", "creates_accounts"):
         if name in given:
             values[name] = checks.flag(name, given[name])
     return values
+
+
+def _checked_directory(checks: InputChecks, given: Any, kind: str) -> dict[str, Any]:
+    """Return the settings of a directory, complete with defaults, and note the problems."""
+    if kind != LDAP or not isinstance(given, Mapping):
+        checks.note("directory", "", identity_pages.KIND_FIELDS)
+        return {}
+    problems = list(refused_settings(given))
+    for name, value, allowed in problems:
+        shown = ascii(value)[:200]
+        text = identity_pages.SETTING_INVALID.format(field=name, given=shown, allowed=allowed)
+        checks.note(name, shown, text)
+    return {} if problems else directory_from(given).stored()
 
 
 def _checked_issuer(checks: InputChecks, issuer: Any) -> str:

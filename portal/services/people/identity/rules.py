@@ -144,7 +144,7 @@ def preview_rules(
     seen = (
         SocialAccount.objects.filter(user__is_active=True).select_related("user").order_by("user__username")
     )
-    found = [_change_of(each.user, each.provider, each.extra_data, kept) for each in seen]
+    found = [change_of(each.user, each.provider, each.extra_data, kept) for each in seen]
     return RulesEffect(len({each.user_id for each in seen}), [each for each in found if not each.is_empty])
 
 
@@ -167,7 +167,7 @@ def apply_rules(*, user: User, provider: str, claims: Claims, now: datetime) -> 
         locks.lock_organisation()
         user.refresh_from_db()
         rules = _rules_of(provider)
-        change = _change_of(user, provider, claims, rules)
+        change = change_of(user, provider, claims, rules)
         granted = _granted(claims, rules)
         _apply_teams(user, provider, granted, change, now)
         _apply_roles(user, provider, granted, change, now)
@@ -264,7 +264,7 @@ def _granted(claims: Claims, rules: Iterable[ClaimRule]) -> _Granted:
     return _Granted(teams, frozenset(roles))
 
 
-def _change_of(user: User, provider: str, claims: Claims, rules: Sequence[ClaimRule]) -> RightsChange:
+def change_of(user: User, provider: str, claims: Claims, rules: Sequence[ClaimRule]) -> RightsChange:
     """Return the difference between the current rights of a person and those that the rules grant."""
     granted = _granted(claims, [rule for rule in rules if rule.provider == provider])
     own, others = _grants(user, provider)

@@ -28,10 +28,13 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from portal import policy
+from portal.redis_state.sign_in_attempts import count_attempt
 from portal.services.people.identity.sign_in import without_protocol_claims
+from portal.sign_in.attempts import started_sign_ins
+from portal.sign_in.client import client_of
 from portal.sign_in.oidc.discovery import fetch_discovery, fetch_keys
 from portal.sign_in.oidc.id_token import verify_id_token
-from portal.sign_in.oidc.providers import ProviderSettings, find_provider
+from portal.sign_in.oidc.providers import OIDC, ProviderSettings, find_provider
 from portal.sign_in.oidc.refusals import SignInRefused
 from portal.sign_in.oidc.transport import request_json
 
@@ -225,7 +228,7 @@ def sign_in_with_provider(request: HttpRequest, provider_id: str) -> HttpRespons
     process = request.POST.get("process", "login")
     if process not in PROCESSES:
         raise Http404
-    settings_ = find_provider(provider_id, also_inactive=process == "test")
+    settings_ = find_provider(provider_id, kind=OIDC, also_inactive=process == "test")
     if settings_ is None:
         raise Http404
     provider = PortalOidcProvider(request, settings_)
@@ -234,6 +237,9 @@ def sign_in_with_provider(request: HttpRequest, provider_id: str) -> HttpRespons
             raise SignInRefused("sign_in_first")
         if process == "test" and not policy.may(request.user, "identity.change"):
             raise SignInRefused("not_allowed")
+        started = count_attempt([started_sign_ins(client_of(request).network)])
+        if started.refused:
+            raise SignInRefused("too_many_attempts", seconds=str(started.seconds))
         answer = provider.start(request, process, _next_url(request))
     except SignInRefused as refusal:
         refused: HttpResponse = render_authentication_error(request, provider, exception=refusal)
@@ -247,7 +253,7 @@ def sign_in_with_provider(request: HttpRequest, provider_id: str) -> HttpRespons
 @require_GET
 def provider_callback(request: HttpRequest, provider_id: str) -> HttpResponse:
     """Finish a sign-in that ``sign_in_with_provider`` began."""
-    settings_ = find_provider(provider_id, also_inactive=True)
+    settings_ = find_provider(provider_id, kind=OIDC, also_inactive=True)
     if settings_ is None:
         raise Http404
     view = PortalCallbackView.adapter_view(PortalOidcAdapter(request, settings_))

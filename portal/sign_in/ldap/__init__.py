@@ -1,0 +1,1 @@
+"""Read people and groups in an LDAP directory, and check their passwords there."""
