@@ -42,6 +42,7 @@ LEASE_SECONDS = 5
 GRACE_SECONDS = 2
 NOTICE_SECONDS = 2
 SERVICE_SECONDS = 15  # longest time in which a service starts
+START_SECONDS = 300  # longest time in which all services start on a busy machine
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SMALL_DISK = "160m"  # size of the first host's own disk, which exists only if the benchmark runs as root
 DATABASE_DISK = "900m"
@@ -146,7 +147,7 @@ class Installation:
         self._keeping.set()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         self._keeper.start()
-        wait_until(lambda: self.alive() == len(self.hosts), 60, "every host is alive")
+        wait_until(lambda: self.alive() == len(self.hosts), START_SECONDS, "every host is alive")
 
     def start_services(self) -> None:
         """Start the services with `./run up`, and wait until they are ready."""
@@ -168,7 +169,7 @@ class Installation:
                 start_new_session=True,
                 env={**kept, **self.clocks.environment("servers"), **settings},
             )
-        wait_until(lambda: self._said("is ready"), 120, "the installation is ready")
+        wait_until(lambda: self._said("is ready"), START_SECONDS, "the installation is ready")
         self.environment = json.loads((self.folder / "site" / "environment.json").read_text())
 
     def lose_services(self) -> None:

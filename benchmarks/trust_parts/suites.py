@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.harness.installation import ROOT
 from tools.service_environment import path_with_environment
 
-SUITES = {"oidc": ("tests/oidc",), "ldap": ("tests/identity/ldap", "tests/ldap")}
+SUITES = {"oidc": ("tests/oidc",), "ldap": ("tests/ldap",)}
 
 
 def count_tests(suite: str, environment: dict[str, str]) -> dict[str, int]:

@@ -131,13 +131,20 @@ class UpgradedSite:
             return 0, None
 
     def submit(self, name: str) -> str:
-        """Submit a job that works until it is told to end, and return its id."""
+        """Submit a job that works until it is told to end, and return its id.
+
+        The first job is refused until the host has reported its GPUs.
+        """
         job = {"name": name, "project": "vision/vision", "pool": "pool", "units": 1}
         job |= {"command": WORK.format(name=name), "max_runtime_seconds": 3600}
-        status, answer = self.ask("POST", "jobs/", job)
-        if status != 201:
-            raise ConditionTimeout(f"a job is submitted: {status} {answer}")
-        return str(answer["id"])
+        answers: list[tuple[int, Any]] = []
+
+        def is_accepted() -> bool:
+            answers.append(self.ask("POST", "jobs/", job))
+            return answers[-1][0] == 201
+
+        self.wait(is_accepted, f"the job {name} is accepted")
+        return str(answers[-1][1]["id"])
 
     def state(self, workload: str) -> str:
         status, answer = self.ask("GET", f"workloads/{workload}/")

@@ -17,7 +17,7 @@ SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """The answer to one request."""
 
     status: int
@@ -46,7 +46,7 @@ class Browser:
         path: str,
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Send one request on a new connection. The path is sent exactly as given."""
         own = {"Host": self.host or f"127.0.0.1:{self.port}", "Accept": "text/html, application/json"}
         if self.cookies:
@@ -69,19 +69,21 @@ class Browser:
                     self.cookies.pop(name, None)
                 else:
                     self.cookies[name] = morsel.value
-        return Answer(response.status, response.headers, text)
+        return HttpAnswer(response.status, response.headers, text)
 
-    def get(self, path: str, **headers: str) -> Answer:
+    def get(self, path: str, **headers: str) -> HttpAnswer:
         return self.ask("GET", path, headers=_header_names(headers))
 
-    def form(self, path: str, fields: dict[str, Any], **headers: str) -> Answer:
+    def form(self, path: str, fields: dict[str, Any], **headers: str) -> HttpAnswer:
         """Send a form with the CSRF token of the cookie."""
         token = next((value for name, value in self.cookies.items() if name.endswith("csrf")), "")
         body = urlencode({"csrfmiddlewaretoken": token, **fields}, doseq=True).encode()
         own = {"Content-Type": "application/x-www-form-urlencoded", **_header_names(headers)}
         return self.ask("POST", path, body, own)
 
-    def sign_in(self, login: str, password: str, path: str = "/accounts/login/", **headers: str) -> Answer:
+    def sign_in(
+        self, login: str, password: str, path: str = "/accounts/login/", **headers: str
+    ) -> HttpAnswer:
         """Send the form of the sign-in page. A status of 302 means that the person is signed in."""
         self.get(path)
         return self.form(path, {"login": login, "password": password}, **headers)
@@ -97,15 +99,15 @@ class Program:
     port: int
     token: str
 
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> HttpAnswer:
         own = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         data = json.dumps(body).encode() if body is not None else None
         return Browser(self.port).ask(method, f"/api/v1/{path}", data, {**own, **_header_names(headers)})
 
-    def get(self, path: str, **headers: str) -> Answer:
+    def get(self, path: str, **headers: str) -> HttpAnswer:
         return self.ask("GET", path, **headers)
 
-    def post(self, path: str, body: Any = None, **headers: str) -> Answer:
+    def post(self, path: str, body: Any = None, **headers: str) -> HttpAnswer:
         return self.ask("POST", path, {} if body is None else body, **headers)
 
     def made(self, path: str, body: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.protocol import VERSION
-from benchmarks.trust_parts.attacks.browser import Answer, Browser, send_raw
+from benchmarks.trust_parts.attacks.browser import HttpAnswer, Browser, send_raw
 from benchmarks.trust_parts.attacks.registry import attack, control, defended
 from benchmarks.trust_parts.attacks.target import AttackTarget
 from benchmarks.trust_parts.attacks.workspaces import UPGRADE
@@ -22,7 +22,7 @@ def _new_host(target: AttackTarget) -> tuple[str, str]:
     return name, str(made["token"])
 
 
-def _join(target: AttackTarget, host: str, token: str, **more: Any) -> Answer:
+def _join(target: AttackTarget, host: str, token: str, **more: Any) -> HttpAnswer:
     body = {"version": VERSION, "token": token, "host": host, "instance": uuid.uuid4().hex}
     data = json.dumps({**body, "boot_id": str(uuid.uuid4()), **more}).encode()
     headers = {"Content-Type": "application/json"}

@@ -1,7 +1,8 @@
 """Register attacks by their names, and run them.
 
 An attack makes two kinds of checks. A control shows that the legitimate use works, because otherwise a
-refusal proves nothing. A defence shows that the attack is refused. The attack held if all controls and defences hold.
+refusal proves nothing. A defence shows that the attack is refused. The attack held if all controls and
+defences hold.
 """
 
 from __future__ import annotations

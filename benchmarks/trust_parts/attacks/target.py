@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from benchmarks.fault_injection.job_ledger import JobLedger
 from benchmarks.harness.conditions import rows, wait_until
 from benchmarks.harness.installation import ROOT, Installation
-from benchmarks.trust_parts.attacks.browser import Answer, Browser, Program
+from benchmarks.trust_parts.attacks.browser import HttpAnswer, Browser, Program
 from benchmarks.trust_parts.attacks.registry import control
 from tools.service_environment import environment_of_site
 
@@ -143,7 +143,7 @@ class AttackTarget:
         self.wait(
             lambda: self.member.program.get(f"workloads/{made['id']}/").json()["state"] == "ended", "ends"
         )
-        answer: Answer | None = None
+        answer: HttpAnswer | None = None
 
         def printed() -> bool:
             nonlocal answer
