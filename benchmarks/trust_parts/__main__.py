@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--keep", type=Path, default=None, help="folder of the site, which is kept")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the site is stopped, too
     output, sys.stdout = sys.stdout, sys.stderr
     figures = _run(options)
     print(json.dumps(figures), file=output, flush=True)

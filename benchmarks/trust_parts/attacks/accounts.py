@@ -298,7 +298,7 @@ def forged_provider_answer(target: AttackTarget) -> None:
         answer = browser.get(f"/accounts/oidc/forged/login/callback/?{query}")
         defended(answer.status < 500, f"{query} is answered with {answer.status}")
         defended(not browser.is_signed_in(), f"{query} signs somebody in")
-    seen = target.operator.program.get("identity/providers/").text
+    seen = target.operator.program.get("identity/").text
     control("idp.example.org" in seen, "operators see the provider")
     defended("a-very-private-secret" not in seen, "the API returns the client secret")
 

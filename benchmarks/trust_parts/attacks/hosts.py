@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.protocol import VERSION
-from benchmarks.trust_parts.attacks.browser import HttpAnswer, Browser, send_raw
+from benchmarks.trust_parts.attacks.browser import Browser, HttpAnswer, send_raw
 from benchmarks.trust_parts.attacks.registry import attack, control, defended
 from benchmarks.trust_parts.attacks.target import AttackTarget
 from benchmarks.trust_parts.attacks.workspaces import UPGRADE

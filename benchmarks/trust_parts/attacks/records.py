@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from benchmarks.trust_parts.attacks.registry import attack, control, defended
-from benchmarks.trust_parts.attacks.target import AttackTarget
+from benchmarks.trust_parts.attacks.target import AttackTarget, rows_with
 
 SECRET_TEXT = "a-value-that-must-be-encrypted"
 
@@ -81,18 +81,8 @@ def secrets_in_the_database(target: AttackTarget) -> None:
     body = target.job(name="with a secret", environment={"API_KEY": SECRET_TEXT})
     answer = target.member.program.post("jobs/", body)
     control(answer.status == 201, f"a job with a variable is submitted: {answer.text[:300]}")
-    table = Workload._meta.db_table
-
-    def stored() -> int:
-        from django.db import connection
-
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT count(*) FROM {table} AS row WHERE row::text LIKE %s", [f"%{SECRET_TEXT}%"]
-            )
-            return int(cursor.fetchone()[0])
-
-    defended(target.run_in_database(stored) == 0, "the value is readable in the row")
+    found = target.run_in_database(lambda: rows_with(Workload._meta.db_table, SECRET_TEXT))
+    defended(found == 0, "the value is readable in the row")
     defended(SECRET_TEXT not in target.logs(), "the value is in a log")
 
 

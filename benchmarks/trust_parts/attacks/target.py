@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from benchmarks.fault_injection.job_ledger import JobLedger
 from benchmarks.harness.conditions import rows, wait_until
 from benchmarks.harness.installation import ROOT, Installation
-from benchmarks.trust_parts.attacks.browser import HttpAnswer, Browser, Program
+from benchmarks.trust_parts.attacks.browser import Browser, HttpAnswer, Program
 from benchmarks.trust_parts.attacks.registry import control
 from tools.service_environment import environment_of_site
 
@@ -242,3 +242,15 @@ def text_between(text: str, pattern: str) -> str:
     """Return the first group of a pattern; empty if it is not found."""
     found = re.search(pattern, text)
     return found[1] if found else ""
+
+
+def rows_with(table: str, text: str) -> int:
+    """Return the number of rows of a table that contain a text, also as bytes."""
+    from django.db import connection
+
+    patterns = [f"%{text}%", f"%{text.encode().hex()}%"]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT count(*) FROM {table} AS r WHERE r::text LIKE %s OR r::text LIKE %s", patterns
+        )
+        return int(cursor.fetchone()[0])

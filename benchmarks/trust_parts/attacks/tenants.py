@@ -135,17 +135,16 @@ def member_manages_people(target: AttackTarget) -> None:
 
 @attack("a member who changes prices, limits and settings")
 def member_changes_settings(target: AttackTarget) -> None:
-    program = target.member.program
+    program, price = target.member.program, {"valid_from": (now() + timedelta(days=1)).isoformat()}
     for method, path, body in (
         ("PATCH", "security-settings/", {"token_days": 3650}),
-        ("POST", "prices/", {"model": "H100-80GB", "amount": "0"}),
-        ("POST", "quotas/", {"team": "faults", "pool": "faults", "model": "H100-80GB", "guaranteed_gpus": 1}),
-        ("POST", "database-maintenance/", {"minutes": 10}),
-        ("PATCH", "retention/", {"sample_days": 2}),
-        ("POST", "health-rules/", {"code": "xid:79"}),
+        ("POST", "prices/", {**price, "model": "H100-80GB", "cost": "0", "price": "0"}),
+        ("POST", "teams/faults/remove/", {"why": "x"}),
+        ("POST", "pools/faults/remove/", {"why": "x"}),
+        ("POST", "service-accounts/", {"name": "robot", "team": "others"}),
     ):
         answer = program.ask(method, path, body)
-        defended(answer.status in (403, 404, 405), f"{method} {path} is answered with {answer.status}")
+        defended(answer.status in (403, 404), f"{method} {path} is answered with {answer.status}")
 
 
 @attack("an auditor who changes something")
@@ -180,7 +179,9 @@ def own_request_approved(target: AttackTarget) -> None:
     browser.form(f"/approvals/{made['id']}/approve/", {})
     state = other.program.get(place).json()["state"]
     defended(state in ("waiting", "pending"), f"the request is {state}")
-    control(other.program.post(f"{place}decline/", {"why": "x"}).status == 200, "another operator decides")
+    control(
+        other.program.post(f"{place}decline/", {"comment": "x"}).status == 200, "another operator decides"
+    )
 
 
 @attack("a site that loses its last operator")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from functools import partial
 
 from benchmarks.trust_parts.attacks.browser import Browser, Program
 from benchmarks.trust_parts.attacks.registry import attack, control, defended
-from benchmarks.trust_parts.attacks.target import AttackTarget, now
+from benchmarks.trust_parts.attacks.target import AttackTarget, now, rows_with
 
 
 @attack("a token with the scope read that submits work")
@@ -184,11 +184,12 @@ def reused_idempotency_key(target: AttackTarget) -> None:
     defended(answer.status == 422, f"the other request is answered with {answer.status}")
 
 
-@attack("the repeated answer of a request that made a token")
-def token_in_a_repeated_answer(target: AttackTarget) -> None:
+@attack("the text of a token in the database, also in the kept answer of a repeated request")
+def token_in_the_database(target: AttackTarget) -> None:
     key = _key(target, "token")
-    first = target.member.program.post("tokens/", {"name": "once"}, **key)
-    text: Any = first.json()["token"]
+    text = str(target.member.program.post("tokens/", {"name": "once"}, **key).json()["token"])
     again = target.member.program.post("tokens/", {"name": "once"}, **key)
-    control(again.status == 201, f"the answer is repeated: {again.status}")
-    defended(text not in again.text, "the token is shown again")
+    control(again.status == 201 and text in again.text, f"the answer is repeated: {again.status}")
+    for table in ("portal_idempotencyrecord", "portal_apitoken", "portal_auditevent"):
+        found = target.run_in_database(partial(rows_with, table, text))
+        defended(found == 0, f"{table} has the text of the token")
