@@ -11,10 +11,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.harness import site_processes
-from benchmarks.harness.conditions import wait_until
+from benchmarks.harness.conditions import ConditionTimeout, wait_until
 from benchmarks.harness.installation import Installation, LocalHost
 from benchmarks.harness.site_processes import SiteProcesses
 from benchmarks.harness.tls_proxy import CERTIFICATE, ProxySettings, nginx_command, write_certificate
+from tools.environment import ensure_unpacked
 from tools.paths import ROOT
 from tools.ports import free_port
 from tools.throw_away import throw_away_stores
@@ -42,6 +43,8 @@ class RedundantSite(Installation):
 
     def start_services(self) -> None:
         """Start the stores, all processes and nginx, and wait until the portal answers through nginx."""
+        if not ensure_unpacked("nginx"):
+            raise ConditionTimeout("nginx is installed: it can be installed as a package of Debian")
         write_certificate(self.folder, [ADDRESS, "*.notebooks.localhost"])
         os.environ["SSL_CERT_FILE"] = str(self.certificate)
         stores = self._stores.enter_context(throw_away_stores())
