@@ -77,7 +77,7 @@ class RedundantSite(Installation):
         proxy = ProxySettings(self.folder, self.port, self.ports, ADDRESS, "notebooks.localhost")
         self.processes.start("nginx", nginx_command(proxy), ROOT, env)
         wait_until(self.is_healthy, START_SECONDS, "the portal answers through nginx", every=0.5)
-        for name in ("engine-1", "engine-2", "worker"):
+        for name in ("engine-1", "engine-2"):
             log = self.folder / f"{name}.log"
             wait_until(lambda log=log: " ready." in log.read_text(errors="replace"), START_SECONDS, name)  # type: ignore[misc]
 
