@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -270,10 +269,10 @@ def _check_charges(jobs: Mapping[str, str]) -> list[str]:
 
     from scheduler.models import Allocation
     from telemetry.models import Charge
-    from telemetry.money.charges import charge_all_gpus
+    from telemetry.money.charges import REPORTING_LAG, charge_all_gpus
 
-    time.sleep(1.0)  # charges end at whole seconds
-    rows(lambda: charge_all_gpus(timezone.now()))
+    # Time is charged only after a delay, so the charges are asked for as of a later time.
+    rows(lambda: charge_all_gpus(timezone.now() + REPORTING_LAG + timedelta(seconds=1)))
     problems = []
     for name, job in jobs.items():
         charged = rows(lambda job=job: _seconds(Charge.objects.filter(workload__public_id=job)))  # type: ignore[misc]
