@@ -64,7 +64,6 @@ def removed_audit_record(target: AttackTarget) -> None:
     error = _run(
         target,
         "GPUPOOL_OWNER_DATABASE_URL",
-        "SET session_replication_role = DEFAULT",
         "ALTER TABLE portal_auditevent DISABLE TRIGGER USER",
         f"DELETE FROM portal_auditevent WHERE id = {victim}",
         "ALTER TABLE portal_auditevent ENABLE TRIGGER USER",

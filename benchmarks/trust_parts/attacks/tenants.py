@@ -141,7 +141,7 @@ def member_changes_settings(target: AttackTarget) -> None:
         ("POST", "prices/", {**price, "model": "H100-80GB", "cost": "0", "price": "0"}),
         ("POST", "teams/faults/remove/", {"why": "x"}),
         ("POST", "pools/faults/remove/", {"why": "x"}),
-        ("POST", "service-accounts/", {"name": "robot", "team": "others"}),
+        ("POST", "service-accounts/", {"name": "robot", "team": "faults"}),
     ):
         answer = program.ask(method, path, body)
         defended(answer.status in (403, 404), f"{method} {path} is answered with {answer.status}")
