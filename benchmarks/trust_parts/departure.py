@@ -15,7 +15,8 @@ from benchmarks.trust_parts.attacks.target import AttackTarget, Workspace
 
 SOCKETS = 200
 SOCKET_PATH = "/api/events/subscribe"
-CLOSE_FRAME = 0x88
+OPCODE_MASK, CLOSE_OPCODE, LENGTH_MASK = 0x0F, 0x08, 0x7F
+EXTENDED_LENGTH_BYTES = {126: 2, 127: 8}  # bytes of the length, by the value in its place
 
 
 def revoke_ms(target: AttackTarget, sockets: int = SOCKETS) -> float:
@@ -90,7 +91,21 @@ def _is_closed(connection: Any) -> bool:
         return False
     except ConnectionError:
         return True
-    return not received or received[0] == CLOSE_FRAME
+    return not received or has_close_frame(received)
+
+
+def has_close_frame(received: bytes) -> bool:
+    """Return True if one of these WebSocket frames closes the connection. Pings may come before it."""
+    position = 0
+    while position + 2 <= len(received):
+        if received[position] & OPCODE_MASK == CLOSE_OPCODE:
+            return True
+        length, header = received[position + 1] & LENGTH_MASK, 2
+        if length in EXTENDED_LENGTH_BYTES:
+            header += EXTENDED_LENGTH_BYTES[length]
+            length = int.from_bytes(received[position + 2 : position + header])
+        position += header + length
+    return False
 
 
 def deprovision_s(target: AttackTarget) -> float:

@@ -15,6 +15,7 @@ import pytest
 from benchmarks import trust
 from benchmarks.trust_parts.attacks.all_attacks import chosen_attacks
 from benchmarks.trust_parts.attacks.registry import Attack, control, defended, run_attacks
+from benchmarks.trust_parts.departure import has_close_frame
 from benchmarks.trust_parts.suites import count_report
 
 LEAST_ATTACKS = 60
@@ -79,6 +80,14 @@ def test_an_unknown_part_is_refused_by_its_name() -> None:
 def test_a_report_of_tests_is_counted() -> None:
     report = '<testsuites><testsuite tests="9" failures="1" errors="2" skipped="3"/></testsuites>'
     assert count_report(report) == {"passed": 3, "failed": 3}
+
+
+def test_a_close_frame_is_found_after_pings_and_long_frames() -> None:
+    ping, close = b"\x89\x04\x88\x88\x88\x88", b"\x88\x02\x03\xe8"
+    text = b"\x81\x7e\x01\x00" + b"\x88" * 256
+    assert not has_close_frame(ping + text)
+    assert has_close_frame(ping + text + close)
+    assert not has_close_frame(b"")
 
 
 def run_trust(root: Path, *options: str) -> dict[str, Any]:
