@@ -86,7 +86,7 @@ def measure_failover(folder: Path) -> dict[str, Any]:
         person = _person(site)
         jobs = start_jobs(context, site.hosts)
         times = {}
-        with BackgroundLoad(context.ledger, context.rng, per_second=0.5):
+        with BackgroundLoad(context.ledger, context.rng, per_second=0.2):
             for victim in ("web-1", serving_edge_of(site), _leading(site)):
                 times[victim] = _kill(site, context, victim, person)
                 print(f"  {victim} was killed: a new job started after {times[victim]:.1f} s", flush=True)
