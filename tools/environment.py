@@ -201,7 +201,7 @@ def ensure_test_programs() -> None:
     missing = [name for name, programs in TEST_PROGRAMS.items() if not any(map(shutil.which, programs))]
     if missing and install_system_packages(missing, "the sandbox and browser tests need them"):
         missing = []
-    missing += [package for package in UNPACKED_PROGRAMS if not _ensure_unpacked(package)]
+    missing += [package for package in UNPACKED_PROGRAMS if not ensure_unpacked(package)]
     if not missing:
         return
     line = f"sudo apt-get install -y {' '.join(missing)}"
@@ -274,7 +274,7 @@ def missing_ldap_headers() -> list[str]:
     ]
 
 
-def _ensure_unpacked(package: str) -> bool:
+def ensure_unpacked(package: str) -> bool:
     """Unpack Debian's package into ``.gpupool``, unless its programs are there. Return True if they are.
 
     The package is not installed, because its installation starts a server.

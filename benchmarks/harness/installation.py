@@ -30,6 +30,7 @@ from benchmarks.harness.conditions import ConditionTimeout, rows, wait_until
 from benchmarks.harness.edge_proxies import EdgeProxies
 from benchmarks.harness.run_processes import kill_marked_processes
 from benchmarks.harness.shifted_clocks import ShiftedClocks
+from tools.processes import process_start
 from tools.service_environment import agent_environment
 from tools.site.agents import agent_command
 from tools.site.supervisor import Service
@@ -41,6 +42,7 @@ LEASE_SECONDS = 5
 GRACE_SECONDS = 2
 NOTICE_SECONDS = 2
 SERVICE_SECONDS = 15  # longest time in which a service starts
+START_SECONDS = 300  # longest time in which all services start on a busy machine
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SMALL_DISK = "160m"  # size of the first host's own disk, which exists only if the benchmark runs as root
 DATABASE_DISK = "900m"
@@ -134,6 +136,21 @@ class Installation:
         if os.geteuid() == 0 and shutil.which("mount"):
             mount = ["mount", "-t", "tmpfs", "-o", f"size={DATABASE_DISK},mode=711", "tmpfs", str(site)]
             subprocess.run(mount, capture_output=True)
+        self.start_services()
+        for name, value in self.environment.items():
+            os.environ[name] = value
+        os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings"
+        import django
+
+        django.setup()
+        self._organise()
+        self._keeping.set()
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._keeper.start()
+        wait_until(lambda: self.alive() == len(self.hosts), START_SECONDS, "every host is alive")
+
+    def start_services(self) -> None:
+        """Start the services with `./run up`, and wait until they are ready."""
         kept = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
         settings = {"GPUPOOL_LEASE_SECONDS": str(self.lease_seconds), "GPUPOOL_RECORDING_HOURS": "0"}
         with (self.folder / "up.out").open("wb") as out:
@@ -152,19 +169,33 @@ class Installation:
                 start_new_session=True,
                 env={**kept, **self.clocks.environment("servers"), **settings},
             )
-        wait_until(lambda: self._said("is ready"), 120, "the installation is ready")
+        wait_until(lambda: self._said("is ready"), START_SECONDS, "the installation is ready")
         self.environment = json.loads((self.folder / "site" / "environment.json").read_text())
-        for name, value in self.environment.items():
-            os.environ[name] = value
-        os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings"
-        import django
 
-        django.setup()
-        self._organise()
-        self._keeping.set()
-        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
-        self._keeper.start()
-        wait_until(lambda: self.alive() == len(self.hosts), 60, "every host is alive")
+    def lose_services(self) -> None:
+        """Kill all services at once and remove their state, as if their machine were lost.
+
+        The agents and their workloads continue.
+        """
+        assert self.supervisor is not None
+        state = self.folder / "site"
+        services = json.loads((state / "services.json").read_text())["services"]
+        running = [(entry["pid"], entry["began"]) for entry in services.values() if entry["pid"]]
+        self.supervisor.kill()
+        self.supervisor.wait()
+        for pid, began in running:
+            with contextlib.suppress(ProcessLookupError):
+                if process_start(pid) == began:
+                    os.kill(pid, signal.SIGKILL)
+        for pid, began in running:
+            wait_until(
+                lambda pid=pid, began=began: process_start(pid) != began,  # type: ignore[misc]
+                SERVICE_SECONDS,
+                "all services have ended",
+            )
+        if os.path.ismount(state):
+            subprocess.run(["umount", "-l", str(state)], check=True, capture_output=True)
+        shutil.rmtree(state, ignore_errors=True)
 
     def _said(self, text: str) -> bool:
         assert self.supervisor is not None
@@ -230,9 +261,7 @@ class Installation:
                 host.service.wait_stopped()
 
     def _make_host(self, host: LocalHost) -> None:
-        if os.geteuid() == 0 and shutil.which("ip"):
-            self._lay_cable(host)
-        host.edge = f"http://{host.address}:{self.gates.make(host.name, host.address)}"
+        host.edge = self.edge_of(host)
         if host.namespace and host.number == 1:
             host.state.mkdir(mode=0o755, parents=True, exist_ok=True)
             subprocess.run(
@@ -254,6 +283,12 @@ class Installation:
             stop_seconds=10,
         )
         host.service.start()
+
+    def edge_of(self, host: LocalHost) -> str:
+        """Connect the host, and return the address of the edge for its agent."""
+        if os.geteuid() == 0 and shutil.which("ip"):
+            self._lay_cable(host)
+        return f"http://{host.address}:{self.gates.make(host.name, host.address)}"
 
     def agent_environment(self, host: LocalHost) -> dict[str, str]:
         """Return the environment of a host's agent.

@@ -6,9 +6,7 @@ The tests change only names, addresses, certificates, log files and Caddy's admi
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import os
-import re
 import signal
 import socket
 import ssl
@@ -22,57 +20,30 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from django.conf import settings
 from django.utils import timezone
 
+from benchmarks.harness.tls_proxy import (
+    CERTIFICATE,
+    KEY,
+    ProxySettings,
+    nginx_command,
+    replaced_addresses,
+    write_certificate,
+)
 from portal.redis_state.serving_edge import ACTIVE_EDGE_KEY, serving_edge
 from scheduler.state import nudge
 from tests.portal.edge.conftest import free_port, give_credential, run_orm
 from tests.scheduler.conftest import test_database_url as database_url
 from tests.waiting import until
 from tests.world import World, build_world
-from tools.paths import find_program
+from tools.paths import ROOT, find_program
 from tools.processes import die_with_parent
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("proxies")]
 
 PORTAL, NOTEBOOKS = "gpus.localhost", "notebooks.localhost"
 HEADER_GUARD = "config.http.slow_header_guard:HeaderTimeoutProtocol"
-
-
-def write_certificate(folder: Path) -> None:
-    """Write a certificate for both names, signed by itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, PORTAL)])
-    now = timezone.now()
-    built = (
-        x509.CertificateBuilder(
-            issuer_name=name,
-            subject_name=name,
-            public_key=key.public_key(),
-            serial_number=x509.random_serial_number(),
-            not_valid_before=now - dt.timedelta(days=1),
-            not_valid_after=now + dt.timedelta(days=1),
-        )
-        .add_extension(
-            x509.SubjectAlternativeName([x509.DNSName(PORTAL), x509.DNSName(f"*.{NOTEBOOKS}")]),
-            critical=False,
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "site.pem").write_bytes(built.public_bytes(serialization.Encoding.PEM))
-    (folder / "site.key").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
 
 
 class LoopbackResolver(AbstractResolver):
@@ -139,40 +110,15 @@ class ProxiedSite:
         self.processes[name].wait()
 
 
-def replaced_addresses(text: str, site: ProxiedSite) -> str:
-    """Return the configuration with the addresses of the test."""
-    for number, name in (("8470", "web-1"), ("8480", "web-2"), ("8471", "edge-1"), ("8481", "edge-2")):
-        text = text.replace(f"127.0.0.1:{number}", f"127.0.0.1:{site.ports[name]}")
-    return re.sub(r"/var/log/(nginx|caddy)/", f"{site.folder}/", text)
-
-
-def nginx_command(root: Path, site: ProxiedSite) -> list[str]:
-    text = replaced_addresses((root / "deploy" / "nginx.conf").read_text(), site)
-    text = text.replace("gpus.example.org", PORTAL).replace("notebooks.example.net", NOTEBOOKS)
-    text = text.replace("listen 443", f"listen 127.0.0.1:{site.port}")
-    text = re.sub(r"/etc/gpupool/\w+\.(pem|key)", rf"{site.folder}/site.\1", text)
-    temporary = "".join(
-        f"{kind}_temp_path {site.folder}/{kind};\n"
-        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    own = site.folder / "nginx.conf"
-    user = "user root;\n" if os.geteuid() == 0 else ""
-    own.write_text(
-        f"{user}daemon off;\npid {site.folder}/nginx.pid;\nerror_log {site.folder}/nginx-error.log;\n"
-        f"events {{}}\nhttp {{\n{temporary}{text}}}\n"
-    )
-    return [str(find_program("nginx")), "-p", str(site.folder), "-c", str(own), "-e", "stderr"]
-
-
-def caddy_command(root: Path, site: ProxiedSite) -> list[str]:
-    text = replaced_addresses((root / "deploy" / "Caddyfile").read_text(), site)
-    tls = f"tls {site.folder}/site.pem {site.folder}/site.key"
-    text = text.replace("gpus.example.org {", f"https://{PORTAL}:{site.port} {{\n\tbind 127.0.0.1\n\t{tls}")
+def caddy_command(proxy: ProxySettings) -> list[str]:
+    text = replaced_addresses((ROOT / "deploy" / "Caddyfile").read_text(), proxy)
+    tls = f"tls {proxy.folder}/{CERTIFICATE} {proxy.folder}/{KEY}"
+    text = text.replace("gpus.example.org {", f"https://{PORTAL}:{proxy.port} {{\n\tbind 127.0.0.1\n\t{tls}")
     text = text.replace(
-        "*.notebooks.example.net {", f"https://*.{NOTEBOOKS}:{site.port} {{\n\tbind 127.0.0.1\n\t{tls}"
+        "*.notebooks.example.net {", f"https://*.{NOTEBOOKS}:{proxy.port} {{\n\tbind 127.0.0.1\n\t{tls}"
     )
     text = text.replace("{\n\tservers {", "{\n\tadmin off\n\tauto_https disable_redirects\n\tservers {", 1)
-    own = site.folder / "Caddyfile"
+    own = proxy.folder / "Caddyfile"
     own.write_text(text)
     return [str(find_program("caddy")), "run", "--config", str(own), "--adapter", "caddyfile"]
 
@@ -192,7 +138,7 @@ async def site(
     request: pytest.FixtureRequest, transactional_db: None, tmp_path: Path, root: Path
 ) -> AsyncIterator[ProxiedSite]:
     """Start two web and two edge processes, and the proxy before them."""
-    write_certificate(tmp_path)
+    write_certificate(tmp_path, [PORTAL, f"*.{NOTEBOOKS}"])
     world = await run_orm(build_world, timezone.now())
     port = free_port()
     names = ("web-1", "web-2", "edge-1", "edge-2")
@@ -213,7 +159,7 @@ async def site(
         "XDG_DATA_HOME": str(tmp_path),
         "XDG_CONFIG_HOME": str(tmp_path),
     }
-    trust = ssl.create_default_context(cafile=str(tmp_path / "site.pem"))
+    trust = ssl.create_default_context(cafile=str(tmp_path / CERTIFICATE))
     connector = aiohttp.TCPConnector(resolver=LoopbackResolver(), ssl=trust, force_close=True)
     async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
         made = ProxiedSite(tmp_path, port, ports, session, world)
@@ -223,7 +169,8 @@ async def site(
                 made.start(name, [*web, "--no-access-log", "--port", str(ports[name])], env, root)
             for name in ("edge-1", "edge-2"):
                 made.start(name, [sys.executable, "-m", "portal.edge", "--port", str(ports[name])], env, root)
-            made.start(request.param, COMMANDS[request.param](root, made), env, root)
+            proxy = ProxySettings(tmp_path, port, ports, PORTAL, NOTEBOOKS)
+            made.start(request.param, COMMANDS[request.param](proxy), env, root)
             for name in ("web-1", "web-2"):
                 await made.answers(f"http://127.0.0.1:{ports[name]}/healthz", 200, 301)
             await made.answers(made.url + "/healthz", 200)

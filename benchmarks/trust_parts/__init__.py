@@ -1,0 +1,1 @@
+"""Provide the parts of `./run bench trust`. Each part runs in a process of its own."""

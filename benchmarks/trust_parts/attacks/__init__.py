@@ -1,0 +1,1 @@
+"""Attack a running site. Each attack is one function with one result."""
