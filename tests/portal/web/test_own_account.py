@@ -76,7 +76,8 @@ def test_a_repeated_request_to_end_a_session_gets_the_first_answer(world: World)
     signed_in(world.vision.member, "198.51.100.24", EDGE)
     row = BrowserSession.objects.get(address="198.51.100.24")
     key = {"Idempotency-Key": "0b8f6c3e-end-of-a-session"}
-    answers = [mine.post(f"/api/v1/me/sessions/{row.pk}/end/", headers=key) for _ in range(2)]
+    address = f"/api/v1/me/sessions/{row.pk}/end/"
+    answers = [mine.post(address, {}, content_type="application/json", headers=key) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[0].json() == answers[1].json() and answers[0].json()["device"] == "Edge, Windows"
 
