@@ -50,10 +50,12 @@ def test_a_page_first_shows_what_happens_to_running_work_and_changes_nothing(
 ) -> None:
     person = world.vision.member
     launch.launch_notebook(actor=person, project=world.vision.project, pool=world.shared, now=world.now)
-    for verb in ("close-account", "reset-password", "change-roles", "end-sessions"):
+    for verb in ("reset-password", "change-roles", "end-sessions"):
         page = operator.get(change_url(person, verb)).content.decode()
         assert "0 running and 1 waiting workloads continue." in page, verb
-    assert "workloads are stopped." in operator.get(change_url(person, "stop-work")).content.decode()
+    for verb in ("stop-work", "close-account"):
+        page = operator.get(change_url(person, verb)).content.decode()
+        assert "workloads are stopped with their grace period." in page, verb
     person.refresh_from_db()
     assert person.is_active and person.session_generation == 0
 
