@@ -131,7 +131,7 @@ def own_matters(viewer: policy.Viewer) -> QuerySet[Any]:
     Each has its key ``topic``, its numbers of notices (``count``) and of ``unread`` ones, and the time of its
     newest notice (``latest``).
     """
-    return (
+    rows: QuerySet[Any] = (
         _with_topic(policy.visible_notifications(viewer))
         .order_by()
         .values("topic")
@@ -143,6 +143,7 @@ def own_matters(viewer: policy.Viewer) -> QuerySet[Any]:
         )
         .order_by("-has_unread", "-latest", "topic")
     )
+    return rows
 
 
 def unread_matters(viewer: policy.Viewer) -> int:
