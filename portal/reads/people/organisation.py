@@ -131,7 +131,7 @@ def own_matters(viewer: policy.Viewer) -> QuerySet[Any]:
     Each has its key ``matter_key``, its numbers of notices (``count``) and of ``unread`` ones, and the
     time of its newest notice (``latest``).
     """
-    return (
+    rows: QuerySet[Any] = (
         _with_matter_key(policy.visible_notifications(viewer))
         .order_by()
         .values("matter_key")
@@ -143,6 +143,7 @@ def own_matters(viewer: policy.Viewer) -> QuerySet[Any]:
         )
         .order_by("-has_unread", "-latest", "matter_key")
     )
+    return rows
 
 
 def unread_matters(viewer: policy.Viewer) -> int:
