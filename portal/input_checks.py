@@ -216,16 +216,7 @@ class InputChecks:
             )
         except InvalidOperation:
             amount = None
-        exponent = amount.as_tuple().exponent if amount is not None else None
-        allowed = ""
-        if amount is None or not isinstance(exponent, int):
-            allowed = "an amount, such as 12.50" if decimals else "an amount, such as 12"
-        elif amount < 0:
-            allowed = "0 or more"
-        elif amount > high:
-            allowed = f"at most {high:,}"
-        elif -exponent > decimals:
-            allowed = f"at most {decimals} decimal{'' if decimals == 1 else 's'}"
+        allowed = _allowed_amount(amount, high, decimals)
         if amount is None or allowed:
             self.note(
                 field,
@@ -313,6 +304,18 @@ def unique_slug(name: str, taken: Iterable[str]) -> str:
         number += 1
         slug = f"{base}-{number}"
     return slug
+
+
+def _allowed_amount(amount: Decimal | None, high: Decimal, decimals: int) -> str:
+    """Return the limit that an amount violates, as text; "" if it violates none."""
+    exponent = None if amount is None else amount.as_tuple().exponent
+    if amount is None or not isinstance(exponent, int):
+        return "an amount, such as 12.50" if decimals else "an amount, such as 12"
+    if amount < 0:
+        return "0 or more"
+    if amount > high:
+        return f"at most {high:,}"
+    return f"at most {decimals} decimal{'' if decimals == 1 else 's'}" if -exponent > decimals else ""
 
 
 def _is_utf8_encodable(text: str) -> bool:

@@ -21,7 +21,7 @@ class SubmissionQuery(PageQuery):
 
 class ChangedValueShape(ResponseSerializer):
     name = serializers.CharField()
-    label = serializers.CharField()
+    what = serializers.CharField(source="label")
     before = serializers.CharField()
     after = serializers.CharField()
 
