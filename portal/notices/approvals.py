@@ -12,6 +12,9 @@ from portal.models import Approval, AuditEvent, Submission, SubmissionState
 from portal.notices.pending import PendingNotice
 from portal.notices.recipients import finance_ids, lead_ids, operator_ids
 
+# Values of a payload that may be row ids. Answers of the API show the numbers of a notice.
+ROW_ID_NAMES = ("project", "pool", "reservation", "user")
+
 
 def submissions_to_approve(since: datetime, now: datetime) -> Iterator[PendingNotice]:
     """Yield a notice about each new submission to the users who may decide it, except its author."""
@@ -78,7 +81,11 @@ def _request_numbers(submission: Submission) -> dict[str, Any]:
 
 def _request_of(submission: Submission, payload: dict[str, Any]) -> dict[str, Any]:
     """Return the kind and the values of a request. Its text is built for each reader, in their zone."""
-    return {"kind": submission.kind, "payload": payload}
+    row_ids = {name for name in ROW_ID_NAMES if isinstance(payload.get(name), int)}
+    return {
+        "kind": submission.kind,
+        "payload": {name: value for name, value in payload.items() if name not in row_ids},
+    }
 
 
 def decided_submissions(since: datetime, now: datetime) -> Iterator[PendingNotice]:
