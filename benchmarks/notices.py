@@ -22,8 +22,9 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
@@ -78,7 +79,7 @@ class _Server(socketserver.ThreadingTCPServer):
     block_on_close = False
 
 
-def serve_session(received: IO[bytes], answers: IO[bytes], take: Callable[[bytes], None]) -> None:
+def serve_session(received: BufferedIOBase, answers: BufferedIOBase, take: Callable[[bytes], None]) -> None:
     """Answer the commands of one SMTP session (RFC 5321), and pass each mail to ``take``."""
     answers.write(b"220 ready\r\n")
     for line in received:

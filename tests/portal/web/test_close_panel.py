@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from portal.models import Notification, Organisation
 from portal.notices.delivery import write_notices
+from portal.notices.page_addresses import notice_path
 from portal.reads.money.chargeback import statement_of
 from portal.reads.money.closing.close_panel import ClosePanel, ReadMonth, close_panel
 from portal.reads.money.closing.waiting_months import can_be_settled, waiting_months
@@ -176,12 +177,11 @@ def test_a_month_is_announced_when_it_is_charged_to_its_end_or_a_day_later(
 
 
 def test_a_notice_about_a_waiting_month_leads_to_its_close(world: World, charged: Workload) -> None:
-    from portal.web.people.notifications import _notification_url
     from portal.wording.notice_texts import notice_sentence
 
     write_notices(timezone.now())
     notice = Notification.objects.filter(kind="month_waits", numbers__month="2026-01-01").first()
-    assert notice is not None and _notification_url(notice) == "/chargeback/2026-01/close/"
+    assert notice is not None and notice_path(notice) == "/chargeback/2026-01/close/"
     numbers = {"month": "2026-01-01", "weeks": 2}
     assert notice_sentence("month_waits", numbers) == (
         "January 2026 is over and has waited for 2 weeks to be closed."
