@@ -127,7 +127,7 @@ def lock_due_messages(now: datetime, most: int) -> list[NoticeMessage]:
     """
     rows = NoticeMessage.objects.select_for_update(skip_locked=True, of=("self",)).filter(
         Q(claimed_until=None) | Q(claimed_until__lt=now),
-        state=NoticeMessage.State.WAITING,
+        state=NoticeMessage.MessageState.WAITING,
         due_at__lte=now,
         channel__active=True,
     )
@@ -141,7 +141,7 @@ def lock_digest(channel: NoticeChannel, now: datetime) -> NoticeMessage | None:
     """
     rows = NoticeMessage.objects.select_for_update(no_key=True).filter(
         channel=channel,
-        state=NoticeMessage.State.WAITING,
+        state=NoticeMessage.MessageState.WAITING,
         attempts=0,
         claimed_until=None,
         due_at__gt=now,

@@ -220,6 +220,13 @@ def _upgrade(site: UpgradedSite) -> list[str]:
     problems += [f"{n} does not work under the old agent" for n in ("first", "second") if not site.works(n)]
     site.processes.kill("agent")
     site.start_agent(ROOT)
+    problems += _end_jobs(site, jobs, before)
+    return problems + _check_charges(jobs)
+
+
+def _end_jobs(site: UpgradedSite, jobs: dict[str, str], before: dict[str, int]) -> list[str]:
+    """Check that the jobs continue under the present agent, and end them. Return the problems."""
+    problems: list[str] = []
     reported = datetime.now(UTC)
     site.wait(lambda: _reported_since(reported), "the present agent reports")
     for name in ("first", "second"):
@@ -234,7 +241,7 @@ def _upgrade(site: UpgradedSite) -> list[str]:
         outcome = site.ask("GET", f"workloads/{job}/")[1]["outcome"]
         if outcome != "finished" or site.starts(name) != 1:
             problems.append(f"{name} ended as {outcome} after {site.starts(name)} starts")
-    return problems + _check_charges(jobs)
+    return problems
 
 
 def _use_present_models() -> None:

@@ -13,7 +13,7 @@ from scheduler.models import Reservation, Workload
 class Notification(models.Model):
     """A notification that the portal shows to one user.
 
-    ``portal.wording.notice_texts`` builds its sentence from ``kind`` and ``numbers``.
+    ``portal.wording.notices.notice_texts`` builds its sentence from ``kind`` and ``numbers``.
     """
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="notifications")

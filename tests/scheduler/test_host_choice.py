@@ -15,7 +15,8 @@ import pytest
 from portal.models import Notification
 from portal.notices import delivery
 from portal.reads.work.workload_details import attempts_of
-from portal.wording import notice_texts, reason_texts
+from portal.wording import reason_texts
+from portal.wording.notices import notice_texts
 from scheduler import services
 from scheduler.core.planner import plan
 from scheduler.cycle import engine, snapshot

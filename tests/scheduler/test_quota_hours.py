@@ -170,9 +170,7 @@ def test_an_operator_approves_gpu_hours_with_the_guarantee(world: World) -> None
         when_used_up="refuse",
         now=world.now,
     )
-    assert "worth 500 GPU-hours a month, then nothing new" in request_texts.submission_summary(
-        asked.kind, asked.payload
-    )
+    assert "GPU-hours no limit → 500" in request_texts.submission_summary(asked.kind, asked.payload)
     decisions.approve_submission(
         actor=world.operator, submission=asked, now=world.now, changes={"gpu_hours": 400}
     )

@@ -19,7 +19,7 @@ from portal.api.base.views import ApiView
 from portal.models import NoticeChannel, NoticeMessage, TokenScope
 from portal.reads.people import notice_channels as reads
 from portal.services.people.notice_channels import channels
-from portal.wording.notice_texts import notice_sentence
+from portal.wording.notices.notice_texts import notice_sentence
 from portal.wording.notices.topics import TOPIC_LABELS
 
 
@@ -71,7 +71,7 @@ class ChannelChange(ChannelFields):
 class MessageShape(ResponseSerializer):
     id = serializers.UUIDField(source="public_id")
     channel = serializers.UUIDField(source="channel.public_id")
-    state = serializers.ChoiceField(choices=NoticeMessage.State.choices)
+    state = serializers.ChoiceField(choices=NoticeMessage.MessageState.choices)
     created_at = serializers.DateTimeField()
     due_at = serializers.DateTimeField()
     attempts = serializers.IntegerField()
@@ -153,7 +153,7 @@ class TestChannelView(ApiView):
 
 
 class ChannelMessageListView(ApiView):
-    scope = TokenScope.SUBMIT
+    scope = TokenScope.READ
 
     @extend_schema(
         operation_id="notice_channels_messages",

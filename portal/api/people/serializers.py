@@ -15,7 +15,7 @@ from portal.api.base.fields import (
 from portal.api.base.serializers import PageQuery, StrictSerializer
 from portal.models import LeaverWork, Membership, Notification, TokenScope
 from portal.services.people.security_settings import SECOND_FACTOR_FOR
-from portal.wording import notice_texts
+from portal.wording.notices import notice_texts
 from scheduler.models import Project, WorkloadKind, WorkloadType
 
 

@@ -14,8 +14,8 @@ from django.utils import timezone
 from portal.models import NoticeChannel, NoticeMessage, NoticeMessageItem
 from portal.notices.channels.outbox import zone_of_channel
 from portal.notices.page_addresses import notice_path
-from portal.wording.notice_texts import notice_sentence
 from portal.wording.notices import message_texts
+from portal.wording.notices.notice_texts import notice_sentence
 from portal.wording.notices.reservation_events import calendar_of
 from portal.wording.notices.topics import topic_of
 from scheduler.models import Reservation

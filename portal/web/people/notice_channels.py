@@ -21,7 +21,7 @@ from portal.reads.people import notice_channels as reads
 from portal.services.people.notice_channels import channels as verbs
 from portal.web.page.access import current_user, posted_key, run_and_redirect, sign_in_required
 from portal.web.page.service_form import ServiceForm
-from portal.wording.notice_texts import notice_sentence
+from portal.wording.notices.notice_texts import notice_sentence
 from portal.wording.notices.topics import TOPIC_LABELS
 from portal.wording.pages import channel_pages
 from scheduler.models import Team

@@ -14,7 +14,7 @@ from portal.notices.page_addresses import notice_path, report_path
 from portal.reads.people import organisation as reads
 from portal.services.people import accounts
 from portal.web.page.access import current_user, sign_in_required
-from portal.wording import notice_texts
+from portal.wording.notices import notice_texts
 
 MATTERS_PER_PAGE = 50
 MAX_EARLIER = 20  # earlier notices of a matter on the page

@@ -27,6 +27,7 @@ TOPIC_KINDS = {
         "has_to_move",
         "unused_work_stops",
         "stray_is_yours",
+        "leaver_work",
     ),
     "reservations": (
         "reservation_soon",
@@ -38,6 +39,7 @@ TOPIC_KINDS = {
         "reservation_stuck",
         "maintenance_announced",
         "maintenance_cancelled",
+        "database_maintenance",
     ),
     "approvals": (
         "approval_wanted",

@@ -136,6 +136,8 @@ def test_operators_change_the_settings_of_security(today_world: World) -> None:
         "separate_approver": None,
         "separate_approver_in_force": False,
         "leaver_work": "stop",
+        "second_factor_for": "nobody",
+        "step_up_minutes": 10,
     }
     assert member.patch(address, {"token_days": 10}).status_code == 403
     changed = operator.patch(address, {"separate_approver": True}, format="json").json()

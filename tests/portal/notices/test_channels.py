@@ -26,7 +26,7 @@ from portal.notices.channels.sending import CLAIM_SECONDS, send_due_messages
 from portal.services.people.notice_channels import channels
 from portal.services.people.notice_channels.addresses import SERVICE_NAMES
 from portal.services.work import launch
-from portal.wording.notice_texts import NOTICE_SENTENCES
+from portal.wording.notices.notice_texts import NOTICE_SENTENCES
 from portal.wording.notices.topics import PORTAL_KINDS, TOPIC_KINDS, TOPIC_LABELS, TOPIC_OF_KIND
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Workload

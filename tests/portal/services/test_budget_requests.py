@@ -16,6 +16,7 @@ from portal.models import Notification, Submission
 from portal.notices import delivery
 from portal.services.approvals import decisions, effects
 from portal.services.approvals.budget_requests import request_budget
+from portal.wording.notices.notice_texts import notice_sentence
 from portal.wording.request_texts import submission_summary
 from scheduler.core.rejection import OperationRejected
 from telemetry.models import Budget, CostCentreShare
@@ -176,5 +177,6 @@ def test_finance_is_notified_of_a_request(world: World) -> None:
     delivery.write_notices(world.now + timedelta(minutes=1))
     notices = Notification.objects.filter(kind="approval_wanted")
     assert {notice.user for notice in notices} == {world.finance}
-    assert "a budget of 500.00 EUR for March 2026" in str(notices[0].numbers)
+    sentence = notice_sentence(notices[0].kind, notices[0].numbers, world.finance)
+    assert "a budget of 500.00 EUR for March 2026" in sentence
     assert row.state == "waiting"

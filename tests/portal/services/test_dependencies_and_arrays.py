@@ -189,7 +189,7 @@ def test_each_task_gets_its_index_in_its_environment(world: World) -> None:
     array(world, "7,9")
     cycle(world)
     found = {
-        desired_state._run_wanted(command, [], None).array_index
+        desired_state._run_wanted(command, [], None, world.shared).array_index
         for command in Command.objects.select_related("run__workload__pool", "run__workload__project__team")
     }
     assert found == {7, 9}

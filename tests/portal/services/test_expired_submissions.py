@@ -17,7 +17,8 @@ from portal.notices import delivery
 from portal.services.approvals import decisions, submissions
 from portal.services.calendar import recurring_reservations, reservation_preview, reservations
 from portal.sweeps.expired_submissions import expire_submissions
-from portal.wording import formatting, notice_texts
+from portal.wording import formatting
+from portal.wording.notices import notice_texts
 from scheduler.models import Reservation
 from tests.portal.rejections import rejected
 from tests.portal.web.work_samples import signed_in

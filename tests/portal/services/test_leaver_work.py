@@ -17,7 +17,7 @@ from portal.notices.delivery import write_notices
 from portal.services.people import accounts, person_removal, security_settings, teams
 from portal.services.people.account_effects import preview_account_change
 from portal.services.people.leaving.leaver_work import apply_leaver_policies
-from portal.wording.notice_texts import notice_sentence
+from portal.wording.notices.notice_texts import notice_sentence
 from scheduler.models import Reservation, Workload
 from tests.portal.web.work_samples import queue_job, reserve, run_job
 from tests.world import World

@@ -9,7 +9,7 @@ from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from portal.models import Notification
 from portal.notices import delivery
-from portal.wording import notice_texts
+from portal.wording.notices import notice_texts
 from scheduler.models import Allocation, BoundUnit, Host
 from scheduler.sweeps import reservation_windows
 from tests.telemetry.rows import hold, reservation, workload

@@ -19,7 +19,8 @@ from portal.services.fleet import hosts
 from portal.services.work import launch, workload_changes
 from portal.sweeps import idle_notebooks
 from portal.sweeps.idle_notebooks import IdleVerdict, NotebookActivity
-from portal.wording import notice_texts, reason_texts
+from portal.wording import reason_texts
+from portal.wording.notices import notice_texts
 from scheduler import services as scheduling
 from scheduler.models import Allocation, Decision, Host, HostStateChange, Reservation, Run, Workload
 from scheduler.state import nudge

@@ -233,4 +233,4 @@ def test_a_budget_has_the_currency_and_the_decimals_of_its_month(world: World) -
     assert [(row.currency, str(row.amount)) for row in (march, april)] == [("EUR", "500.50"), ("JPY", "500")]
     with pytest.raises(Invalid) as refused:
         budgets.set_budget(**fields, month=APRIL, amount="500.5")
-    assert "with at most 0 decimals" in refused.value.fields["amount"]
+    assert "allowed: at most 0 decimals" in refused.value.fields["amount"]

@@ -17,7 +17,7 @@ from portal.services.approvals import submissions
 from portal.services.fleet import hosts, pools, removal
 from portal.services.people import team_removal, teams
 from portal.services.work import templates
-from portal.wording import notice_texts
+from portal.wording.notices import notice_texts
 from scheduler import services as scheduling
 from scheduler.models import Host, Pool, Quota, Reservation, Team, Workload
 from tests.portal.rejections import rejected

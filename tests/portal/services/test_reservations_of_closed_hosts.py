@@ -13,7 +13,7 @@ from portal.models import Notification
 from portal.notices import delivery
 from portal.services.fleet import hosts
 from portal.services.people import api_tokens
-from portal.wording import notice_texts
+from portal.wording.notices import notice_texts
 from scheduler import services as scheduling
 from scheduler.cycle import engine
 from scheduler.models import BoundUnit, Host, MaintenanceWindow, Reservation

@@ -14,7 +14,7 @@ from portal.notices import delivery
 from portal.services.approvals import decisions, submissions
 from portal.services.people import accounts, api_tokens, service_accounts, team_removal, teams
 from portal.services.people.security_settings import change_security_settings
-from portal.wording.notice_texts import notice_sentence
+from portal.wording.notices.notice_texts import notice_sentence
 from scheduler.core.rejection import OperationRejected
 from tests.world import H100, World
 
@@ -44,6 +44,7 @@ def test_a_token_always_ends_and_lasts_no_longer_than_the_settings_say(world: Wo
     assert AuditEvent.objects.get(verb="change_security_settings").after == {
         "token_days": 30,
         "separate_approver": None,
+        "leaver_work": "stop",
         "second_factor_for": "nobody",
         "step_up_minutes": 10,
     }

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 import pytest
 
 from portal.services.work import launch
-from portal.wording import equivalent_commands, formatting, notice_texts, reason_texts
+from portal.wording import equivalent_commands, formatting, reason_texts
+from portal.wording.notices import notice_texts
 from scheduler.core.reasons import ReasonCode
 from tests.world import H100, World
 

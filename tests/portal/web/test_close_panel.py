@@ -177,7 +177,7 @@ def test_a_month_is_announced_when_it_is_charged_to_its_end_or_a_day_later(
 
 
 def test_a_notice_about_a_waiting_month_leads_to_its_close(world: World, charged: Workload) -> None:
-    from portal.wording.notice_texts import notice_sentence
+    from portal.wording.notices.notice_texts import notice_sentence
 
     write_notices(timezone.now())
     notice = Notification.objects.filter(kind="month_waits", numbers__month="2026-01-01").first()

@@ -15,7 +15,7 @@ from portal import tasks
 from portal.models import AuditEvent, Notification, User
 from portal.redis_state.announced_maintenance import MAINTENANCE_KEY
 from portal.services.fleet.database_maintenance import begin_database_maintenance, end_database_maintenance
-from portal.wording.notice_texts import notice_sentence
+from portal.wording.notices.notice_texts import notice_sentence
 from scheduler.models import DatabaseMaintenance, EdgeContact
 from scheduler.state import nudge
 from tests.portal.web.work_samples import signed_in

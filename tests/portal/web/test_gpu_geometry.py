@@ -13,7 +13,7 @@ from portal.errors import Invalid
 from portal.models import AuditEvent, Notification
 from portal.notices import delivery
 from portal.services.fleet.mig_geometry import parse_geometry
-from portal.wording import notice_texts
+from portal.wording.notices import notice_texts
 from scheduler.models import GeometryChange, Gpu, Reservation
 from scheduler.sync import geometry_changes
 from tests.fakes import FakeAgent

@@ -18,7 +18,7 @@ from portal.notices import delivery, stray_processes
 from portal.reads.fleet.host_details import host_units
 from portal.services.fleet import hosts as host_verbs
 from portal.web.fleet.hosts import _folded_slices
-from portal.wording import notice_texts
+from portal.wording.notices import notice_texts
 from scheduler.models import (
     BoundUnit,
     Diagnostic,

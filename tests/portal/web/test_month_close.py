@@ -16,7 +16,7 @@ from portal.models.audit import MONEY_VERBS, QUESTION_VERB
 from portal.notices.delivery import write_notices
 from portal.reads.money.close_evidence import check_evidence, rehearse_close
 from portal.services.money import months
-from portal.wording.notice_texts import notice_sentence
+from portal.wording.notices.notice_texts import notice_sentence
 from portal.wording.pages.money import close_texts
 from scheduler.models import Workload
 from telemetry.models import (

@@ -23,8 +23,9 @@ from portal.reads.money.cost_totals import prices, workload_costs
 from portal.reads.work.priced_times import priced_times
 from portal.reads.work.run_reports import EarlierStart, ReportGap, RunReportDetails, run_report
 from portal.web.work import use_charts
-from portal.wording import notice_texts, run_report_texts
+from portal.wording import run_report_texts
 from portal.wording.chargeback.charge_scope_texts import HIDDEN_COSTS
+from portal.wording.notices import notice_texts
 from portal.wording.pages import run_report_pages
 from scheduler.models import Run, Workload
 from telemetry.core.run_report import SERIES
@@ -125,7 +126,8 @@ def test_the_owner_gets_one_notice_with_the_first_advice_of_the_report(rates: Wo
     assert delivery.write_notices(at(12, 1, day=4)) == 0
     notice.save(force_insert=True)
     page = signed_in(ran.owner).get(reverse("notifications")).content.decode()
-    assert page.count(reverse("workload-report", args=[ran.public_id])) == 2  # of the end and of the advice
+    # The notices about the end and about the advice are one matter.
+    assert page.count(reverse("workload-report", args=[ran.public_id])) == 1
 
 
 def test_a_preemption_is_a_gap_and_a_wait(rates: World, ran: Workload) -> None:

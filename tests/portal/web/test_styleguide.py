@@ -19,7 +19,10 @@ HERE = Path(__file__).parent
 COMPONENTS = Path(settings.BASE_DIR) / "templates" / "components"
 # Pages include these components directly. Exception: the server returns palette_results alone, for the open
 # palette.
-NOT_IN_THE_GUIDE = {"brand", "mass_silence", "messages", "palette", "palette_results", "patterns"}
+NOT_IN_THE_GUIDE = {
+    *("brand", "import_file", "import_report", "maintenance_banner", "mass_silence", "messages", "palette"),
+    *("palette_results", "patterns"),
+}
 
 
 @pytest.fixture

@@ -352,6 +352,18 @@ def _checked(checks: InputChecks, given: dict[str, Any], kind: str) -> dict[str,
     ):
         if name in given:
             values[name] = check()
+    values |= _checked_claims(checks, given)
+    if given.get("secret"):
+        values["encrypted_secret"] = encrypt_secret(checks.text("secret", given["secret"], most=500))
+    for name in ("active", "creates_accounts"):
+        if name in given:
+            values[name] = checks.flag(name, given[name])
+    return values
+
+
+def _checked_claims(checks: InputChecks, given: dict[str, Any]) -> dict[str, str]:
+    """Return the names of claims that are given, and note the problems."""
+    values = {}
     if "username_claim" in given:
         values["username_claim"] = checks.pattern(
             "username_claim", given["username_claim"], CLAIM_PATTERN, "the name of a claim"
@@ -362,11 +374,6 @@ def _checked(checks: InputChecks, given: dict[str, Any], kind: str) -> dict[str,
             values[name] = (
                 checks.pattern(name, claim, CLAIM_PATTERN, "the name of a claim, or nothing") if claim else ""
             )
-    if given.get("secret"):
-        values["encrypted_secret"] = encrypt_secret(checks.text("secret", given["secret"], most=500))
-    for name in ("active", "creates_accounts"):
-        if name in given:
-            values[name] = checks.flag(name, given[name])
     return values
 
 

@@ -169,9 +169,13 @@ def send_again(*, actor: User, message: NoticeMessage, now: datetime, via: str =
     with transaction.atomic():
         changed = (
             NoticeMessage.objects.filter(pk=message.pk)
-            .exclude(state=NoticeMessage.State.WAITING)
+            .exclude(state=NoticeMessage.MessageState.WAITING)
             .update(
-                state=NoticeMessage.State.WAITING, due_at=now, claimed_until=None, attempts=0, sent_at=None
+                state=NoticeMessage.MessageState.WAITING,
+                due_at=now,
+                claimed_until=None,
+                attempts=0,
+                sent_at=None,
             )
         )
         if not changed:
