@@ -19,6 +19,7 @@ from portal.models import (
     BreakGlassLink,
     NoticeChannel,
     NoticeMessage,
+    NoticeMessageState,
     Organisation,
     User,
 )
@@ -127,7 +128,7 @@ def lock_due_messages(now: datetime, most: int) -> list[NoticeMessage]:
     """
     rows = NoticeMessage.objects.select_for_update(skip_locked=True, of=("self",)).filter(
         Q(claimed_until=None) | Q(claimed_until__lt=now),
-        state=NoticeMessage.MessageState.WAITING,
+        state=NoticeMessageState.WAITING,
         due_at__lte=now,
         channel__active=True,
     )
@@ -141,7 +142,7 @@ def lock_digest(channel: NoticeChannel, now: datetime) -> NoticeMessage | None:
     """
     rows = NoticeMessage.objects.select_for_update(no_key=True).filter(
         channel=channel,
-        state=NoticeMessage.MessageState.WAITING,
+        state=NoticeMessageState.WAITING,
         attempts=0,
         claimed_until=None,
         due_at__gt=now,

@@ -17,6 +17,7 @@ from portal.models.notice_channels import (
     NoticeChannel,
     NoticeMessage,
     NoticeMessageItem,
+    NoticeMessageState,
 )
 from portal.models.notices import NoticeMark, Notification, ToldStart
 from portal.models.sign_ins import BrowserSession, SetupCode, TokenAddress
@@ -49,6 +50,7 @@ __all__ = [
     "NoticeMark",
     "NoticeMessage",
     "NoticeMessageItem",
+    "NoticeMessageState",
     "Notification",
     "Organisation",
     "SUBMISSION_TRANSITIONS",

@@ -71,17 +71,20 @@ class NoticeChannel(models.Model):
         ]
 
 
+class NoticeMessageState(models.TextChoices):
+    WAITING = "waiting"
+    SENT = "sent"
+    FAILED = "failed"
+
+
 class NoticeMessage(models.Model):
     """A message in the outbox of a channel. It is sent at least once; a repetition has the same public_id."""
 
-    class MessageState(models.TextChoices):
-        WAITING = "waiting"
-        SENT = "sent"
-        FAILED = "failed"
-
     public_id = models.UUIDField(default=uuid.uuid4, unique=True)
     channel = models.ForeignKey(NoticeChannel, on_delete=models.CASCADE, related_name="messages")
-    state = models.CharField(max_length=7, choices=MessageState.choices, default=MessageState.WAITING)
+    state = models.CharField(
+        max_length=7, choices=NoticeMessageState.choices, default=NoticeMessageState.WAITING
+    )
     created_at = models.DateTimeField()
     due_at = models.DateTimeField(help_text="not sent before")
     claimed_until = models.DateTimeField(null=True, blank=True, help_text="a process sends it until then")
@@ -120,10 +123,8 @@ class NoticeMessageItem(models.Model):
 
 
 NOTICE_MESSAGE_TRANSITIONS: dict[str, frozenset[str]] = {
-    NoticeMessage.MessageState.WAITING: frozenset(
-        {NoticeMessage.MessageState.SENT, NoticeMessage.MessageState.FAILED}
-    ),
+    NoticeMessageState.WAITING: frozenset({NoticeMessageState.SENT, NoticeMessageState.FAILED}),
     # A person can send a message again.
-    NoticeMessage.MessageState.SENT: frozenset({NoticeMessage.MessageState.WAITING}),
-    NoticeMessage.MessageState.FAILED: frozenset({NoticeMessage.MessageState.WAITING}),
+    NoticeMessageState.SENT: frozenset({NoticeMessageState.WAITING}),
+    NoticeMessageState.FAILED: frozenset({NoticeMessageState.WAITING}),
 }

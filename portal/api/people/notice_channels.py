@@ -16,7 +16,7 @@ from portal.api.base.lookups import get_visible_or_404, visible_team
 from portal.api.base.schema import page_schema
 from portal.api.base.serializers import EmptyBody, PageQuery, StrictSerializer
 from portal.api.base.views import ApiView
-from portal.models import NoticeChannel, NoticeMessage, TokenScope
+from portal.models import NoticeChannel, NoticeMessage, NoticeMessageState, TokenScope
 from portal.reads.people import notice_channels as reads
 from portal.services.people.notice_channels import channels
 from portal.wording.notices.notice_texts import notice_sentence
@@ -71,7 +71,7 @@ class ChannelChange(ChannelFields):
 class MessageShape(ResponseSerializer):
     id = serializers.UUIDField(source="public_id")
     channel = serializers.UUIDField(source="channel.public_id")
-    state = serializers.ChoiceField(choices=NoticeMessage.MessageState.choices)
+    state = serializers.ChoiceField(choices=NoticeMessageState.choices)
     created_at = serializers.DateTimeField()
     due_at = serializers.DateTimeField()
     attempts = serializers.IntegerField()

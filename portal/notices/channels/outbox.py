@@ -12,6 +12,7 @@ from portal.models import (
     NoticeChannel,
     NoticeMessage,
     NoticeMessageItem,
+    NoticeMessageState,
     Notification,
     Organisation,
     Submission,
@@ -55,9 +56,7 @@ def delete_old_messages(before: datetime) -> int:
 
     At most DELETE_BATCH_SIZE messages are deleted.
     """
-    old = NoticeMessage.objects.exclude(state=NoticeMessage.MessageState.WAITING).filter(
-        created_at__lt=before
-    )
+    old = NoticeMessage.objects.exclude(state=NoticeMessageState.WAITING).filter(created_at__lt=before)
     ids = list(old.order_by("created_at").values_list("pk", flat=True)[:DELETE_BATCH_SIZE])
     NoticeMessage.objects.filter(pk__in=ids).delete()
     return len(ids)

@@ -17,7 +17,7 @@ import structlog
 from django.db import transaction
 
 from portal import locks
-from portal.models import NoticeChannel, NoticeMessage
+from portal.models import NoticeChannel, NoticeMessage, NoticeMessageState
 from portal.notices.channels.attempts import Attempt
 from portal.notices.channels.chat_services import send_to_service
 from portal.notices.channels.mail import MailSender
@@ -108,14 +108,14 @@ def _record(results: Sequence[Result], now: datetime) -> int:
 
 
 def _put_off(message: OutgoingMessage, now: datetime) -> None:
-    NoticeMessage.objects.filter(pk=message.pk, state=NoticeMessage.MessageState.WAITING).update(
+    NoticeMessage.objects.filter(pk=message.pk, state=NoticeMessageState.WAITING).update(
         claimed_until=None, due_at=retry_time(now, message.attempts + 1)
     )
 
 
 def _record_sent(message: OutgoingMessage, attempt: Attempt, now: datetime) -> None:
-    NoticeMessage.objects.filter(pk=message.pk, state=NoticeMessage.MessageState.WAITING).update(
-        state=NoticeMessage.MessageState.SENT,
+    NoticeMessage.objects.filter(pk=message.pk, state=NoticeMessageState.WAITING).update(
+        state=NoticeMessageState.SENT,
         attempts=message.attempts + 1,
         claimed_until=None,
         sent_at=now,
@@ -130,8 +130,8 @@ def _record_failure(message: OutgoingMessage, attempt: Attempt, now: datetime) -
     """Plan the next attempt, or give up after GIVE_UP_AFTER. A receiver that is gone gets nothing more."""
     attempts = message.attempts + 1
     gives_up = attempt.gone or now - message.created_at >= GIVE_UP_AFTER
-    NoticeMessage.objects.filter(pk=message.pk, state=NoticeMessage.MessageState.WAITING).update(
-        state=NoticeMessage.MessageState.FAILED if gives_up else NoticeMessage.MessageState.WAITING,
+    NoticeMessage.objects.filter(pk=message.pk, state=NoticeMessageState.WAITING).update(
+        state=NoticeMessageState.FAILED if gives_up else NoticeMessageState.WAITING,
         attempts=attempts,
         claimed_until=None,
         due_at=retry_time(now, attempts),

@@ -12,7 +12,7 @@ from django.db import transaction
 
 from portal import locks, policy
 from portal.input_checks import InputChecks
-from portal.models import NoticeChannel, NoticeMessage, NoticeMessageItem, User
+from portal.models import NoticeChannel, NoticeMessage, NoticeMessageItem, NoticeMessageState, User
 from portal.services import audit
 from portal.services.people.notice_channels.addresses import checked_address, shown_address
 from portal.wording.notices.topics import TOPIC_LABELS
@@ -169,9 +169,9 @@ def send_again(*, actor: User, message: NoticeMessage, now: datetime, via: str =
     with transaction.atomic():
         changed = (
             NoticeMessage.objects.filter(pk=message.pk)
-            .exclude(state=NoticeMessage.MessageState.WAITING)
+            .exclude(state=NoticeMessageState.WAITING)
             .update(
-                state=NoticeMessage.MessageState.WAITING,
+                state=NoticeMessageState.WAITING,
                 due_at=now,
                 claimed_until=None,
                 attempts=0,
