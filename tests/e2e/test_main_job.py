@@ -370,7 +370,8 @@ def test_4_a_quota_change_is_approved_with_changes_and_cannot_exceed_the_pool(
     lead, operator = story["lead"], story["operator"]
     page = lead.go("/teams/folding/quota/")
     lead.check()
-    page.get_by_label("GPU model").select_option("A100-80GB")
+    page.locator("a[href*='model=A100-80GB']").first.click()
+    lead.check()
     page.get_by_label("Guaranteed GPUs").fill("99")
     page.get_by_label("Why").fill("The next model is larger")
     page.get_by_role("button", name="Send it to an operator").click()
