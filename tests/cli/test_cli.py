@@ -406,6 +406,7 @@ def test_every_example_of_the_documentation_runs(
         total=0,
     )
     (tmp_path / "ldap-password").write_text("very secret\n")
+    (tmp_path / "people.csv").write_text("user name,e-mail\ngrace,grace@example.org\n")
     (tmp_path / "centres.csv").write_text("code,name\nCC-5300,Service\n")
     type(served_world.static).objects.filter(pk=served_world.static.pk).update(slug="vision-only")
     offered = {H100: [asdict(profile) for profile in mig_profiles_of(H100)]}

@@ -39,7 +39,12 @@ NAVIGATION_WORDS = {
 }
 PAGES = (
     SearchablePage("Change the password", "account_change_password", "key", "passphrase account"),
-    SearchablePage("Preferences", "preferences", "settings", "account profile time zone e-mail theme"),
+    SearchablePage(
+        "Account",
+        "account",
+        "user",
+        "preferences profile time zone e-mail theme sessions second factor passkey",
+    ),
     SearchablePage("Ways to sign in", "own-identities", "user", "identity provider sso account"),
     SearchablePage("Notices", "notifications", "bell", "notifications messages"),
     SearchablePage("Service accounts", "service-accounts", "key", "robot ci token"),

@@ -506,7 +506,7 @@ def ask(today_world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
 
     def call(role: str, method: str, address: str, body: dict[str, Any]) -> Any:
         client = APIClient()
-        client.force_authenticate(today_world.people[role])
+        client.force_login(today_world.people[role])  # with a fresh proof of identity
         with transaction.atomic():
             Host.objects.filter(name="delta").update(
                 last_sync_at=datetime.now(UTC)

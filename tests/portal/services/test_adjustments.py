@@ -85,7 +85,7 @@ def line_of(workload: Workload) -> Charge:
             ({"amount": "x"}, "amount", "allowed"),
             ({"amount": "-1E+9999999"}, "amount", "to 1,000,000,000"),
             ({"kind": "gift"}, "kind", "adjustment, credit"),
-            ({"reason": ""}, "reason", "1 to 1000"),
+            ({"reason": ""}, "reason", "allowed: at least 1"),
             ({"cost_centre": "CC-99"}, "cost_centre", "such as CC-other"),
             ({"month": dt.date(2199, 1, 1)}, "month", "not closed"),
             ({"kind": "credit"}, "charge", "exactly one"),
