@@ -132,11 +132,3 @@ def test_sign_ins_and_work_outlive_the_first_web_edge_and_engine_of_a_site_behin
 @pytest.mark.xdist_group("site")
 def test_an_upgrade_from_version_0_1_loses_no_running_work_and_no_charge(root: Path) -> None:
     assert run_trust(root, "--only", "upgrade_lost") == {"upgrade_lost": 0}
-
-
-@pytest.mark.site
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.xdist_group("site")
-def test_a_lost_site_is_restored_with_its_running_work_and_its_revocations(root: Path) -> None:
-    assert run_trust(root, "--only", "restore_s")["lost_after_restore"] == 0
