@@ -124,30 +124,32 @@ def lock_unusual_spend(ids: Collection[int]) -> dict[int, UnusualSpend]:
 def lock_due_messages(now: datetime, most: int) -> list[NoticeMessage]:
     """Lock and return messages that are due and that no process sends. Call it inside a transaction.
 
-    Rows that another process has locked are left out.
+    Rows that another process has locked are left out, and those of closed accounts and removed teams.
     """
     rows = NoticeMessage.objects.select_for_update(skip_locked=True, of=("self",)).filter(
         Q(claimed_until=None) | Q(claimed_until__lt=now),
+        Q(channel__user__is_active=True) | Q(channel__team__isnull=False, channel__team__removed_at=None),
         state=NoticeMessageState.WAITING,
         due_at__lte=now,
         channel__active=True,
     )
-    return list(rows.select_related("channel__user", "channel__team").order_by("due_at", "pk")[:most])
+    rows = rows.select_related("channel__user", "channel__team").defer("channel__target")
+    return list(rows.order_by("due_at", "pk")[:most])
 
 
-def lock_digest(channel: NoticeChannel, now: datetime) -> NoticeMessage | None:
-    """Lock and return the digest that a channel collects; None if there is none.
+def lock_digests(channels: Collection[int], now: datetime) -> dict[int, NoticeMessage]:
+    """Lock and return the digests that these channels collect, by channel. Call it inside a transaction.
 
-    Call it inside a transaction. The lock keeps the digest from being sent while an item is added.
+    The lock keeps a digest from being sent while an item is added.
     """
     rows = NoticeMessage.objects.select_for_update(no_key=True).filter(
-        channel=channel,
+        channel__in=channels,
         state=NoticeMessageState.WAITING,
         attempts=0,
         claimed_until=None,
         due_at__gt=now,
     )
-    return rows.order_by("-due_at").first()
+    return {row.channel_id: row for row in rows.order_by("due_at", "pk")}
 
 
 def lock_notice_channel(pk: int) -> NoticeChannel | None:
@@ -155,7 +157,8 @@ def lock_notice_channel(pk: int) -> NoticeChannel | None:
 
     The lock keeps two changes of different fields from undoing each other.
     """
-    return NoticeChannel.objects.select_for_update(no_key=True).filter(pk=pk).first()
+    rows = NoticeChannel.objects.select_for_update(no_key=True).defer("target")
+    return rows.filter(pk=pk).first()
 
 
 def lock_channel_owner(person: User | None, team: Team | None) -> None:

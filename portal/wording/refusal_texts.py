@@ -307,6 +307,9 @@ REFUSALS: dict[str, Sentence] = {
     ),
     "too_many_channels": "There are {limit} notice channels already, as many as one owner may have.",
     "channel_is_gone": "The notice channel {name} was removed meanwhile.",
+    "channel_is_unreadable": (
+        "No key of this installation fits the address of {name}. Remove the channel and create a new one."
+    ),
     "message_waits": "This message still waits to be sent; it is not sent twice.",
     "token_is_revoked": "The token {name} is revoked already.",
     "request_in_progress": "A request with this Idempotency-Key is in progress; repeat it in a few seconds.",

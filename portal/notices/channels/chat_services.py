@@ -9,7 +9,7 @@ import apprise
 
 from portal.notices.channels.attempts import Attempt
 from portal.notices.channels.messages import OutgoingMessage
-from portal.services.people.notice_channels.addresses import HTTPS_PORT, SELF_HOSTED, host_problem
+from portal.services.people.notice_channels.addresses import chat_service, service_host_problem
 
 MAX_LOG_TEXT = 200
 
@@ -17,11 +17,10 @@ MAX_LOG_TEXT = 200
 def send_to_service(message: OutgoingMessage) -> Attempt:
     """Send a message to a chat service. The log of apprise says why a service refused it."""
     parts = urlsplit(message.address)
-    if parts.scheme in SELF_HOSTED:
-        problem = host_problem(parts.hostname or "", parts.port or HTTPS_PORT)
-        if problem:
-            return Attempt(False, problem, reached=False)
-    service = apprise.Apprise.instantiate(message.address, suppress_exceptions=True)
+    problem = service_host_problem(parts.scheme, parts.hostname or "", parts.port)
+    if problem:
+        return Attempt(False, problem, reached=False)
+    service = chat_service(message.address)
     if service is None:
         return Attempt(False, "the address is not complete for its service")
     text = "\n\n".join(f"{line.sentence} {line.url}".strip() for line in message.lines)

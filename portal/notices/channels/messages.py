@@ -40,13 +40,9 @@ class MessageLine:
 class OutgoingMessage:
     """A message with all that its sender needs, so that sending reads nothing from the database."""
 
-    pk: int
     message_id: str
-    attempts: int
     created_at: datetime
     tried_at: datetime
-    channel_pk: int
-    kind: str
     address: str
     secret: str
     subject: str
@@ -75,8 +71,11 @@ class OutgoingMessage:
         }
 
 
-def outgoing_message(message: NoticeMessage, now: datetime) -> OutgoingMessage:
-    """Return the message as text, in the time zone of its reader and with the names that it may show."""
+def outgoing_message(message: NoticeMessage, now: datetime, zone: str) -> OutgoingMessage:
+    """Return the message as text, in the time zone of its reader and with the names that it may show.
+
+    ``zone`` is the name of the organisation's zone. Raises DecryptionError if no key fits the address.
+    """
     channel = message.channel
     items = message.items.select_related(
         "workload__array",
@@ -85,16 +84,12 @@ def outgoing_message(message: NoticeMessage, now: datetime) -> OutgoingMessage:
         "submission__reservation__project__team",
         "submission__reservation__pool",
     ).order_by("pk")
-    with timezone.override(zone_of_channel(channel)):
+    with timezone.override(zone_of_channel(channel, zone)):
         lines = tuple(_line(item, channel) for item in items)
     return OutgoingMessage(
-        pk=message.pk,
         message_id=str(message.public_id),
-        attempts=message.attempts,
         created_at=message.created_at,
         tried_at=now,
-        channel_pk=channel.pk,
-        kind=channel.kind,
         address=channel.target.get("address") or (channel.user.email if channel.user else ""),
         secret=channel.target.get("secret", ""),
         subject=message_texts.subject([line.sentence for line in lines]),

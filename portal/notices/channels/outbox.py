@@ -12,7 +12,6 @@ from portal.models import (
     NoticeChannel,
     NoticeMessage,
     NoticeMessageItem,
-    NoticeMessageState,
     Notification,
     Organisation,
     Submission,
@@ -31,7 +30,9 @@ def write_messages(rows: Sequence[Notification], events: Sequence[PendingNotice]
     ``rows`` are the new notices of people. ``events`` are all events of this run: those of a team's work go
     to the team's channels, whoever else is told. Call it in the transaction that writes the notices.
     """
-    channels = list(NoticeChannel.objects.filter(active=True).select_related("user", "team").order_by("pk"))
+    # Without the address: a channel whose key is lost must not stop the notices of others.
+    rows_of_channels = NoticeChannel.objects.filter(active=True).select_related("user", "team")
+    channels = list(rows_of_channels.defer("target").order_by("pk"))
     if not channels:
         return 0
     items = [*_items_for_people(rows, channels, now), *_items_for_teams(events, channels, now)]
@@ -43,20 +44,23 @@ def write_messages(rows: Sequence[Notification], events: Sequence[PendingNotice]
     return _add([item for item in items if (item.channel_id, item.source) not in known], now)
 
 
-def zone_of_channel(channel: NoticeChannel) -> zoneinfo.ZoneInfo:
-    """Return the time zone of the person, or else of the organisation."""
-    name = channel.user.time_zone if channel.user else ""
-    if not name:
-        name = Organisation.objects.values_list("time_zone", flat=True).first() or "UTC"
-    return zoneinfo.ZoneInfo(name)
+def zone_of_organisation() -> str:
+    """Return the name of the time zone of channels whose person has none, and of channels of teams."""
+    return Organisation.objects.values_list("time_zone", flat=True).first() or "UTC"
+
+
+def zone_of_channel(channel: NoticeChannel, otherwise: str) -> zoneinfo.ZoneInfo:
+    """Return the time zone of the person, or else the zone ``otherwise``."""
+    return zoneinfo.ZoneInfo((channel.user.time_zone if channel.user else "") or otherwise)
 
 
 def delete_old_messages(before: datetime) -> int:
-    """Delete messages that were sent, or have failed, before ``before``. Return their number.
+    """Delete messages that were written before ``before``. Return their number.
 
-    At most DELETE_BATCH_SIZE messages are deleted.
+    A message that still waits then is one of a channel that is switched off, or of a closed account. At most
+    DELETE_BATCH_SIZE messages are deleted.
     """
-    old = NoticeMessage.objects.exclude(state=NoticeMessageState.WAITING).filter(created_at__lt=before)
+    old = NoticeMessage.objects.filter(created_at__lt=before)
     ids = list(old.order_by("created_at").values_list("pk", flat=True)[:DELETE_BATCH_SIZE])
     NoticeMessage.objects.filter(pk__in=ids).delete()
     return len(ids)
@@ -147,9 +151,12 @@ def _add(items: list[NoticeMessageItem], now: datetime) -> int:
     by_channel: dict[int, list[NoticeMessageItem]] = defaultdict(list)
     for item in {(item.channel_id, item.source): item for item in items}.values():
         by_channel[item.channel_id].append(item)
+    zone = zone_of_organisation()
+    due = {pk: _due_time(group[0].channel, zone, now) for pk, group in by_channel.items()}
+    digests = locks.lock_digests([pk for pk, at in due.items() if at > now], now)
     written: list[NoticeMessageItem] = []
-    for group in by_channel.values():
-        _assign_messages(group, now)
+    for pk, group in by_channel.items():
+        _assign_messages(group, digests.get(pk), due[pk], now)
         written += group
     new_messages = {id(item.message): item.message for item in written if item.message.pk is None}
     NoticeMessage.objects.bulk_create(new_messages.values())
@@ -159,15 +166,19 @@ def _add(items: list[NoticeMessageItem], now: datetime) -> int:
     return len(written)
 
 
-def _assign_messages(group: Sequence[NoticeMessageItem], now: datetime) -> None:
-    """Set the message of each item of one channel. New messages are not saved here."""
+def _due_time(channel: NoticeChannel, zone: str, now: datetime) -> datetime:
+    quiet = channel.quiet_from, channel.quiet_until
+    return due_time(now, zone_of_channel(channel, zone), channel.digest, *quiet)
+
+
+def _assign_messages(
+    group: Sequence[NoticeMessageItem], digest: NoticeMessage | None, due: datetime, now: datetime
+) -> None:
+    """Set the message of each item of one channel. New messages are not saved here.
+
+    Items that are not due now, for a digest or after quiet hours, share a message.
+    """
     channel = group[0].channel
-    due = due_time(now, zone_of_channel(channel), channel.digest, channel.quiet_from, channel.quiet_until)
-    if due <= now:
-        for item in group:
-            item.message = NoticeMessage(channel=channel, created_at=now, due_at=due)
-        return
-    # A digest, or the notices of quiet hours.
-    digest = locks.lock_digest(channel, now) or NoticeMessage(channel=channel, created_at=now, due_at=due)
+    shared = digest or NoticeMessage(channel=channel, created_at=now, due_at=due)
     for item in group:
-        item.message = digest
+        item.message = shared if due > now else NoticeMessage(channel=channel, created_at=now, due_at=due)

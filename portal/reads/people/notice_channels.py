@@ -11,7 +11,7 @@ from scheduler.models import Team
 
 def notice_channels(viewer: User) -> QuerySet[NoticeChannel]:
     """Return the channels that the viewer may see: first the own channels, then those of teams by name."""
-    rows = policy.visible_notice_channels(viewer).select_related("user", "team", "created_by")
+    rows = policy.visible_notice_channels(viewer).select_related("user", "team", "created_by").defer("target")
     return rows.order_by("team__name", "created_at", "pk")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from portal.wording.formatting import with_count
 
 MAX_SUBJECT = 120
+ADDRESS_UNREADABLE = "no key of this installation fits the address; remove the channel and create a new one"
 
 
 def subject(sentences: Sequence[str]) -> str:

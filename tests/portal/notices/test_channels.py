@@ -18,18 +18,22 @@ from typing import Any
 
 import pytest
 from aiosmtpd.controller import Controller
+from django.db import connection
+from django.db.models import JSONField, Value
+from django.test.utils import CaptureQueriesContext
 
 from portal.errors import Invalid, NotAllowed
-from portal.models import AuditEvent, NoticeChannel, NoticeMessage, NoticeMessageItem, Notification
+from portal.models import AuditEvent, NoticeChannel, NoticeMessage, NoticeMessageItem, Notification, User
 from portal.notices import delivery
 from portal.notices.channels.sending import CLAIM_SECONDS, send_due_messages
+from portal.reads.people.notice_channels import notice_channels
 from portal.services.people.notice_channels import channels
-from portal.services.people.notice_channels.addresses import SERVICE_NAMES
+from portal.services.people.notice_channels.addresses import SERVICE_NAMES, chat_service
 from portal.services.work import launch
 from portal.wording.notices.notice_texts import NOTICE_SENTENCES
 from portal.wording.notices.topics import PORTAL_KINDS, TOPIC_KINDS, TOPIC_LABELS, TOPIC_OF_KIND
 from scheduler.core.rejection import OperationRejected
-from scheduler.models import Workload
+from scheduler.models import Team, Workload
 from tests.portal.edge.conftest import free_port
 from tests.world import H100, World
 
@@ -372,3 +376,86 @@ def test_one_owner_has_a_limited_number_of_channels(world: World, monkeypatch: p
     with pytest.raises(OperationRejected) as rejected:
         own_mail(world)
     assert rejected.value.code == "too_many_channels"
+
+
+def test_a_message_that_cannot_be_built_or_sent_does_not_hold_up_the_others(
+    world: World, receiver: Receiver, mailbox: Mailbox
+) -> None:
+    broken, _ = webhook(world, receiver)
+    channels.test_channel(actor=world.vision.lead, channel=broken, now=world.now)
+    NoticeChannel.objects.filter(pk=broken.pk).update(target=Value({"encrypted": "?"}, JSONField()))
+    odd, _ = webhook(world, receiver)
+    channels.test_channel(actor=world.vision.lead, channel=odd, now=world.now)
+    odd.target = {**odd.target, "secret": "whsec_\u00e9"}  # no base64
+    odd.save()
+    mail = own_mail(world)
+    channels.test_channel(actor=world.vision.member, channel=mail, now=world.now)
+    assert send_due_messages(at(world.now)) == 1
+    assert len(mailbox.mails) == 1
+    answers = dict(NoticeMessage.objects.values_list("channel_id", "answer"))
+    assert "no key of this installation" in answers[broken.pk] and answers[odd.pk]
+    states = dict(NoticeMessage.objects.values_list("channel_id", "state"))
+    assert (states[broken.pk], states[odd.pk], states[mail.pk]) == ("waiting", "waiting", "sent")
+    # The portal still writes and shows notices.
+    ended_job(world)
+    assert delivery.write_notices(world.now) == 1
+    assert [row.name for row in notice_channels(world.vision.lead)] == ["hook", "hook"]
+
+
+def test_waiting_messages_of_a_closed_account_and_of_a_removed_team_are_not_sent(
+    world: World, mailbox: Mailbox
+) -> None:
+    own = own_mail(world)
+    of_team, _ = channels.create_channel(
+        actor=world.vision.lead,
+        team=world.vision.team,
+        now=world.now,
+        name="list",
+        kind="mail",
+        topics=["work"],
+        address="vision@example.org",
+    )
+    channels.test_channel(actor=world.vision.member, channel=own, now=world.now)
+    channels.test_channel(actor=world.vision.lead, channel=of_team, now=world.now)
+    User.objects.filter(pk=world.vision.member.pk).update(is_active=False)
+    Team.objects.filter(pk=world.vision.team.pk).update(removed_at=world.now)
+    assert send_due_messages(at(world.now)) == 0 and mailbox.mails == []
+
+
+def test_old_messages_are_deleted_even_if_their_channel_was_switched_off(world: World) -> None:
+    channel = own_mail(world)
+    channels.test_channel(actor=world.vision.member, channel=channel, now=world.now)
+    channels.change_channel(actor=world.vision.member, channel=channel, now=world.now, active=False)
+    assert delivery.delete_old_notices(world.now + timedelta(days=1)) == 0
+    assert delivery.delete_old_notices(world.now + timedelta(days=400)) == 1
+    assert not NoticeMessage.objects.exists()
+
+
+def test_a_chat_service_follows_no_redirect_and_gives_up_in_seconds_whatever_its_address_says() -> None:
+    wishes = "redirect=yes&discovery=yes&verify=no&rto=9999&cto=9999&retry=5"
+    service = chat_service(f"matrixs://user:secret@chat.example.org/%23room?{wishes}")
+    assert service is not None
+    assert (service.redirects, service.discovery, service.verify_certificate) == (False, False, True)
+    assert service.retry == 0 and service.request_timeout == (5.0, 10.0)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "127.0.0.1", "169.254.169.254"])
+def test_a_zulip_server_on_a_private_host_is_refused(world: World, host: str) -> None:
+    address = f"zulip://bot@{host}/{'a1b2c3d4' * 4}/general"
+    fields = {"name": "chat", "kind": "service", "topics": ["work"], "address": address}
+    with pytest.raises(Invalid) as refused:
+        channels.create_channel(actor=world.vision.member, now=world.now, **fields)
+    assert f"private address {host}" in refused.value.fields["address"]
+
+
+def test_the_number_of_queries_does_not_depend_on_the_number_of_channels(world: World) -> None:
+    counts = []
+    for number in (1, 2, 6):
+        while NoticeChannel.objects.count() < number:
+            own_mail(world, name=f"Mail {NoticeChannel.objects.count()}")
+        ended_job(world, f"train-{number}")
+        with CaptureQueriesContext(connection) as queries:
+            delivery.write_notices(world.now)
+        counts.append(len(queries))
+    assert NoticeMessage.objects.count() == 1 + 2 + 6
+    assert counts[1] == counts[2]

@@ -80,7 +80,7 @@ def test_mail_about_the_begin_of_a_reservation_has_a_calendar_file(world: World)
     )
     now = reservation.start - timedelta(minutes=10)
     delivery.write_notices(now)
-    mail = mail_of(outgoing_message(NoticeMessage.objects.get(), now))
+    mail = mail_of(outgoing_message(NoticeMessage.objects.get(), now, "UTC"))
     [(name, content, kind)] = mail.attachments
     text = content.decode() if isinstance(content, bytes) else str(content)
     assert (name, kind) == ("reservation.ics", "text/calendar")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from typing import Any
 from urllib.parse import urlsplit
 
 import apprise
@@ -33,7 +34,8 @@ SERVICE_NAMES = {
     "zulip": "Zulip",
 }
 # Services whose URL names the server. These servers must have a public or an allowed address.
-SELF_HOSTED = frozenset({"gotifys", "matrixs", "mmosts", "ntfys", "rockets", "workflows"})
+SELF_HOSTED = frozenset({"gotifys", "matrixs", "mmosts", "ntfys", "rockets", "workflows", "zulip"})
+CONNECT_SECONDS, READ_SECONDS = 5.0, 10.0
 DOCUMENTATION = "https://appriseit.com/services/"
 MAX_ADDRESS = 1000
 HTTPS_PORT = 443
@@ -90,11 +92,32 @@ def _service_problem(address: str) -> str:
         allowed = ", ".join(f"{scheme}://" for scheme in sorted(SERVICE_NAMES))
         return channel_problems.SERVICE_UNKNOWN.format(allowed=allowed)
     scheme, host, port = parts
-    if apprise.Apprise.instantiate(address, suppress_exceptions=True) is None:
+    if chat_service(address) is None:
         return channel_problems.SERVICE_INCOMPLETE.format(
             service=SERVICE_NAMES[scheme], documentation=DOCUMENTATION
         )
-    return host_problem(host, port or HTTPS_PORT) if scheme in SELF_HOSTED else ""
+    return service_host_problem(scheme, host, port)
+
+
+def service_host_problem(scheme: str, host: str, port: int | None) -> str:
+    """Return why notices may not be sent to the server of a chat service; "" if they may."""
+    if scheme not in SELF_HOSTED or (scheme == "zulip" and "." not in host):
+        return ""  # a name without a dot is an organisation at zulipchat.com
+    return host_problem(host, port or HTTPS_PORT)
+
+
+def chat_service(address: str) -> Any:
+    """Return the service that apprise makes of an address; None if the address is not complete.
+
+    Whatever the address says, the service follows no redirect and no other server name, because these could
+    lead to a private network. It also checks certificates, and gives up after seconds.
+    """
+    service = apprise.Apprise.instantiate(address, suppress_exceptions=True)
+    if service is not None:
+        service.redirects, service.verify_certificate, service.retry = False, True, 0
+        service.socket_connect_timeout, service.socket_read_timeout = CONNECT_SECONDS, READ_SECONDS
+        service.discovery = False  # of Matrix
+    return service
 
 
 def host_problem(host: str, port: int) -> str:

@@ -19,6 +19,7 @@ from portal.wording.notices.topics import TOPIC_LABELS
 from portal.wording.problems import channel_problems
 from scheduler.core.rejection import OperationRejected
 from scheduler.models import Team
+from scheduler.models.encrypted_fields import DecryptionError
 
 MAX_CHANNELS = 20  # of one person or one team
 SECRET_PREFIX = "whsec_"  # of https://www.standardwebhooks.com
@@ -127,10 +128,18 @@ def _checked_changes(channel: NoticeChannel, given: dict[str, Any]) -> dict[str,
     if given.get("address"):
         address = _checked_address(checks, channel.kind, given["address"], channel.user, channel.team)
         if address:
-            changes["target"] = {**channel.target, "address": address}
+            changes["target"] = {**_target(channel), "address": address}
             changes["shown_address"] = shown_address(channel.kind, address)
     checks.done()
     return changes
+
+
+def _target(channel: NoticeChannel) -> dict[str, str]:
+    """Return the address and the secret of a channel. Raises OperationRejected if no key fits."""
+    try:
+        return dict(channel.target)
+    except DecryptionError:
+        raise OperationRejected("channel_is_unreadable", {"name": channel.name}) from None
 
 
 def remove_channel(*, actor: User, channel: NoticeChannel, now: datetime, via: str = "web") -> None:
@@ -139,7 +148,7 @@ def remove_channel(*, actor: User, channel: NoticeChannel, now: datetime, via: s
     with transaction.atomic():
         before = _audited(channel)
         _record(actor, via, now, "remove_notice_channel", channel, before=before)
-        NoticeChannel.objects.filter(pk=channel.pk).delete()
+        NoticeChannel.objects.defer("target").filter(pk=channel.pk).delete()
 
 
 def test_channel(*, actor: User, channel: NoticeChannel, now: datetime, via: str = "web") -> NoticeMessage:
