@@ -1,4 +1,4 @@
-"""Checks the Unix user and the shared home of a person whose work runs as this user. Needs root.
+"""Check the Unix user and the shared home of a person whose work runs as this user. Needs root.
 
 The server names the user and the path of the home (``RunWanted.person``). It can't choose them freely: the
 operator of the host allows the ids and the folders of homes. So a server that was taken over can't start work

@@ -62,7 +62,8 @@ def revoke_tokens(
     checks = InputChecks()
     why = checks.reason(why)
     with transaction.atomic():
-        in_force = list(ApiToken.objects.filter(user=user, revoked_at=None).values_list("pk", flat=True))
+        rows = ApiToken.objects.filter(user=user, revoked_at=None, expires_at__gt=now)
+        in_force = list(rows.values_list("pk", flat=True))
         unknown = [pk for pk in tokens or () if pk not in in_force]
         if unknown:
             allowed = ", ".join(map(str, sorted(in_force))) or "nothing, because no token is in force"

@@ -352,15 +352,8 @@ def _create_user(
     email = checked_email(checks, email)
     full_name = checks.text("full_name", full_name, least=0, most=150)
     user = User(username=username, email=email, first_name=full_name, **flags)
-    if password is None:
-        pass
-    elif not isinstance(password, str) or len(password) > 1000 or "\0" in password:
-        checks.note("password", "", administration_problems.PASSWORD_LENGTH)
-    else:
-        try:
-            validate_password(password, user)
-        except ValidationError as problem:
-            checks.note("password", "", " ".join(problem.messages))
+    if password is not None:
+        _check_password(checks, password, user)
     checks.done()
     if User.objects.filter(username__iexact=username).exists():
         raise Invalid(
@@ -374,3 +367,13 @@ def _create_user(
     except IntegrityError:
         raise OperationRejected("username_is_taken", {"name": username}, field="username") from None
     return user
+
+
+def _check_password(checks: InputChecks, password: str, user: User) -> None:
+    if not isinstance(password, str) or len(password) > 1000 or "\0" in password:
+        checks.note("password", "", administration_problems.PASSWORD_LENGTH)
+        return
+    try:
+        validate_password(password, user)
+    except ValidationError as problem:
+        checks.note("password", "", " ".join(problem.messages))

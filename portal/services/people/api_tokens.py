@@ -12,13 +12,13 @@ from django.db.models import QuerySet
 
 from portal import locks, policy
 from portal.input_checks import InputChecks, display_value
-from portal.models import ApiToken, Organisation, TokenScope, User
+from portal.models import ApiToken, TokenScope, User
 from portal.redis_state.access_revocation import publish_rights_changed
 from portal.services import audit
+from portal.services.people.security_settings import security_settings
 from portal.wording.problems import administration_problems
 from scheduler.core.rejection import OperationRejected
 
-DEFAULT_TOKEN_DAYS = 365
 TOKEN_PREFIX = "gpp_"
 USUAL_SCOPES = (TokenScope.READ, TokenScope.SUBMIT)
 
@@ -85,8 +85,7 @@ def create_token(
 
 def latest_end(parent: ApiToken | None, now: datetime) -> datetime:
     """Return the latest end of a token that is created now, by the settings and by its parent."""
-    days = Organisation.objects.values_list("token_days", flat=True).first() or DEFAULT_TOKEN_DAYS
-    end = now + timedelta(days=days)
+    end = now + timedelta(days=security_settings().token_days)
     return end if parent is None else min(end, parent.expires_at)
 
 

@@ -1,4 +1,4 @@
-"""Change the settings of security: tokens, own requests, second factors, fresh proofs, work of leavers."""
+"""Change the settings of security, such as the life of tokens and who needs a second factor."""
 
 from __future__ import annotations
 
