@@ -12,6 +12,7 @@ import random
 import threading
 import time
 import urllib.error
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -243,10 +244,20 @@ def _overlaps() -> list[tuple[int, int]]:
 
 
 class BackgroundLoad:
-    """A thread that submits short jobs at random intervals while the context lasts."""
+    """A thread that submits short jobs at random intervals while the context lasts.
 
-    def __init__(self, ledger: JobLedger, rng: random.Random, per_second: float = 1.5) -> None:
-        self.ledger, self.rng, self.per_second = ledger, rng, per_second
+    Each job needs a random choice of ``units``. A host must have as many units free of lasting work: the
+    planner keeps room for the first job of the queue, so a job that never fits blocks the later jobs.
+    """
+
+    def __init__(
+        self,
+        ledger: JobLedger,
+        rng: random.Random,
+        per_second: float = 1.5,
+        units: Sequence[int] = (1, 1, 1, 2),
+    ) -> None:
+        self.ledger, self.rng, self.per_second, self.units = ledger, rng, per_second, units
         self._on = threading.Event()
         self._thread = threading.Thread(target=self._submit, name="load", daemon=True)
 
@@ -263,7 +274,7 @@ class BackgroundLoad:
         while self._on.is_set():
             try:
                 self.ledger.submit(
-                    ledger_job(round(self.rng.uniform(0.2, 2.0), 1)), self.rng.choice([1, 1, 1, 2])
+                    ledger_job(round(self.rng.uniform(0.2, 2.0), 1)), self.rng.choice(self.units)
                 )
             except (OSError, urllib.error.URLError):
                 self.ledger.refused += 1

@@ -17,11 +17,13 @@ from typing import Any
 from benchmarks.fault_injection.job_ledger import BackgroundLoad
 from benchmarks.fault_injection.process_faults import MAX_WAIT_SECONDS, FaultContext, cancel, children
 from benchmarks.harness.conditions import ConditionTimeout, rows, wait_until
+from benchmarks.harness.installation import GPUS
 from benchmarks.harness.redundant_site import RedundantSite
 from benchmarks.trust_parts.attacks.target import PASSWORD
 from benchmarks.trust_parts.work import context_of, count_double, count_lost, start_jobs
 
 HOSTS = 2
+FREE_UNITS = GPUS - 1  # of each host, because ``start_jobs`` starts one lasting job on each
 LEASE_SECONDS = 60  # longer than the takeover of an edge on a busy machine
 SETTLE_SECONDS = 120
 
@@ -58,6 +60,10 @@ class SignedInPerson:
             raise
 
 
+def _first_web(site: RedundantSite) -> str:
+    return "web-1"
+
+
 def serving_edge_of(site: RedundantSite) -> str:
     """Return the name of the edge process that serves."""
     from portal.redis_state.serving_edge import serving_edge
@@ -86,8 +92,10 @@ def measure_failover(folder: Path) -> dict[str, Any]:
         person = _person(site)
         jobs = start_jobs(context, site.hosts)
         times = {}
-        with BackgroundLoad(context.ledger, context.rng, per_second=0.2):
-            for victim in ("web-1", serving_edge_of(site), _leading(site)):
+        with BackgroundLoad(context.ledger, context.rng, per_second=0.2, units=(FREE_UNITS,)):
+            # Each is found just before its kill, because the leader may change with an earlier kill.
+            for find in (_first_web, serving_edge_of, _leading):
+                victim = find(site)
                 times[victim] = _kill(site, context, victim, person)
                 print(f"  {victim} was killed: a new job started after {times[victim]:.1f} s", flush=True)
         if lost := count_lost(context, jobs, " after the processes were killed"):

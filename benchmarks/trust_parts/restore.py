@@ -21,7 +21,7 @@ LEASE_SECONDS = 600  # work continues while the site is restored
 
 
 def measure_restore(folder: Path) -> dict[str, Any]:
-    """Return the seconds until a lost site is restored and every host reports, and the number of lost things.
+    """Return the seconds until a lost site is restored and every host reports, and the number of losses.
 
     Counted are: each running job, a job that was submitted after the backup, the token in use, and a token
     that was revoked after the backup and must stay revoked.

@@ -119,6 +119,15 @@ def test_attacks_on_a_running_site_are_refused_and_work_outlives_a_short_hang(ro
 
 @pytest.mark.site
 @pytest.mark.long
+@pytest.mark.nginx
+@pytest.mark.timeout(600)
+@pytest.mark.xdist_group("site")
+def test_sign_ins_and_work_outlive_the_first_web_edge_and_engine_of_a_site_behind_nginx(root: Path) -> None:
+    assert run_trust(root, "--only", "failover_s")["failover_s"] > 0
+
+
+@pytest.mark.site
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("site")
 def test_an_upgrade_from_version_0_1_loses_no_running_work_and_no_charge(root: Path) -> None:
